@@ -71,7 +71,7 @@ OPTIONS: dict[str, dict] = {
     "`persisted_only`": {"stream": {"persisted_only": True}},
     "`columns` without the value": {"stream": {"columns": ["op", "vbucket", "seqno", "key"]}},
     "`collections`, of one": {"stream": {"collections": ["_default._default"]}},
-    "`include_xattrs`": {"stream": {"include_xattrs": True}},
+    '`include="xattrs"`': {"stream": {"include": "xattrs"}},
     '`value_format="string"`': {"stream": {"value_format": "string"}},
     '`value_format="variant"`': {"stream": {"value_format": "variant"}},
     "`document_schema`": {"stream": {"document_schema": FIELDS}},

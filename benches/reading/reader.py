@@ -93,7 +93,10 @@ def rows(job: dict[str, Any]) -> dict[str, Any]:
 def wire(job: dict[str, Any]) -> dict[str, Any]:
     """Measures the time from the socket to Python; the end of each value is its send time."""
     spans, changes = [], 0
-    with connect(job) as client, client.stream(until="now", linger=job["linger"]) as stream:
+    with (
+        connect(job) as client,
+        client.stream(until="now", batch=dcp_rs.BatchPolicy(linger=job["linger"])) as stream,
+    ):
         for batch in stream:
             arrived = time.time_ns()
             sent = (row["value"][-22:-2] for row in batch.rows())
@@ -108,7 +111,7 @@ def latency(job: dict[str, Any]) -> dict[str, Any]:
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=16) as producer,
         producer.connect() as client,
-        client.stream(start="latest", linger=0) as stream,
+        client.stream(start="latest", batch=dcp_rs.BatchPolicy(linger=0)) as stream,
     ):
         changes = iter(stream)
         for number in range(job["writes"] + WARM_UP):

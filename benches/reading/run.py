@@ -210,7 +210,7 @@ def carried(documents: int, rounds: int) -> list[str]:
     cases = [
         Case("1 node, window 8 MiB", source),
         Case("TLS", {**source, "tls": True}),
-        Case("xattrs sent and taken", xattrs, {"options": {"include_xattrs": True}}),
+        Case("xattrs sent and taken", xattrs, {"options": {"include": "xattrs"}}),
         Case("one collection", {**source, "collection": True}, {"options": names}),
         *windows,
         *nodes,

@@ -49,6 +49,7 @@ from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
 from dcp_rs.object_store import ObjectStore
+from dcp_rs.options import BatchPolicy, Share
 from dcp_rs.replication import replicate
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.sql_store import SqlStore
@@ -57,6 +58,7 @@ from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 __all__ = [
     "AsyncClient",
+    "BatchPolicy",
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
@@ -71,6 +73,7 @@ __all__ = [
     "ObjectStore",
     "Position",
     "Schema",
+    "Share",
     "SharedStore",
     "SqlStore",
     "StoredFilter",

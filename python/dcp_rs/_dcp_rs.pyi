@@ -20,6 +20,7 @@ __all__ = [
     "Planner",
     "Schema",
     "__version__",
+    "check_batch",
     "check_connection",
     "check_limits",
     "check_stream",
@@ -31,6 +32,7 @@ __all__ = [
     "wanted",
 ]
 
+def check_batch(options: dict[str, Any]) -> None: ...
 def check_connection(options: dict[str, Any]) -> None: ...
 def check_limits(options: dict[str, Any]) -> None: ...
 def check_stream(options: dict[str, Any]) -> None: ...

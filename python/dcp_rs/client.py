@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
@@ -11,6 +12,7 @@ from dcp_rs import _checks, _dcp_rs
 from dcp_rs._beginning import Beginning
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ConfigError, ForkedProcessError
+from dcp_rs.options import BatchPolicy
 from dcp_rs.stream import ChangeStream
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.options import Include, Op, Share
     from dcp_rs.stores import CheckpointStore
 
 
@@ -47,6 +50,13 @@ class ConnectionOptions:
             To be pickled, it must be defined in a module.
         bucket: The bucket, if the connection string does not name it.
         connect_timeout: Longest time to open and set up one connection, in seconds.
+        retry_timeout: How long to retry a vBucket without a stream before the whole stream fails,
+            in seconds; 0 disables retries. It also applies to opening a stream, and covers
+            everything that a restart, a failover or a new password may cause: lost and refused
+            connections, a bucket that a node does not know yet, a refused user. The error names the
+            vBucket and the last cause. If you have to fix something, it has the class of the cause,
+            such as `dcp_rs.exceptions.AuthenticationError`; if the cluster did not answer, it is a
+            `dcp_rs.exceptions.TimeoutError`. It does not apply to `dcp_rs.connect` itself.
         tls_ca: PEM file with the only certificate authorities to trust; by default, the system's
             and Capella's.
         tls_certificate: PEM file with a client certificate chain, instead of a user.
@@ -76,6 +86,7 @@ class ConnectionOptions:
     password: str | None = field(default=None, repr=False)
     bucket: str | None = None
     connect_timeout: float = 10.0
+    retry_timeout: float = 300.0
     tls_ca: str | os.PathLike[str] | None = None
     tls_certificate: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
@@ -150,6 +161,7 @@ def connect(
     credentials: Callable[[], tuple[str, str]] | None = None,
     bucket: str | None = None,
     connect_timeout: float = 10.0,
+    retry_timeout: float = 300.0,
     tls_ca: str | os.PathLike[str] | None = None,
     tls_certificate: str | os.PathLike[str] | None = None,
     tls_key: str | os.PathLike[str] | None = None,
@@ -184,6 +196,7 @@ def connect(
         credentials: Function that returns `(username, password)`, called for every connection.
         bucket: The bucket, if the connection string does not name it.
         connect_timeout: Longest time to open and set up one connection, in seconds.
+        retry_timeout: How long a stream retries a vBucket before it fails, in seconds.
         tls_ca: PEM file with the certificate authorities to trust.
         tls_certificate: PEM file with a client certificate chain.
         tls_key: PEM file with its private key.
@@ -303,30 +316,22 @@ class Client(Bucket):
         start: Literal["earliest", "latest"] | Checkpoint | CheckpointStore = "earliest",
         default: Literal["earliest", "latest"] = "earliest",
         until: Literal["now"] | Mapping[int, int] | None = None,
-        vbuckets: Iterable[int] | None = None,
-        member: tuple[int, int] | None = None,
-        scope: str | None = None,
-        collections: Iterable[str] | None = None,
+        vbuckets: Iterable[int] | Share | None = None,
+        collections: str | Iterable[str] | None = None,
         keys: str | Iterable[str] | None = None,
-        ops: Iterable[Literal["mutation", "deletion", "expiration"]] | None = None,
+        ops: Op | Iterable[Op] | None = None,
         since: datetime | float | None = None,
         columns: Literal["basic", "full"] | Sequence[str] = "basic",
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
-        include_xattrs: bool = False,
-        history: bool = False,
         document_schema: str | pa.Schema | DocumentSchema | None = None,
-        system_events: bool = False,
-        system_documents: bool = False,
+        include: Include | Iterable[Include] = (),
         persisted_only: bool = False,
         ignore_purged_tombstones: bool = False,
         out_of_order: bool = False,
-        batch_rows: int = 10_000,
-        batch_bytes: int = 4 * 1024 * 1024,
-        linger: float = 0.1,
+        batch: BatchPolicy | None = None,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
         ack: Literal["next", "manual"] = "next",
-        retry_timeout: float = 300.0,
     ) -> ChangeStream:
         """Opens a stream of changes.
 
@@ -347,19 +352,19 @@ class Client(Bucket):
             until: `None` never ends. `"now"` ends with the changes that the bucket has now. A
                 mapping of vBucket to seqno ends there, and streams only the vBuckets that it names.
                 Both read to the end of the snapshot that contains the last seqno.
-            vbuckets: vBuckets to stream; by default, all.
-            member: `(i, n)`, instead of `vbuckets`: read the share of reader `i` (from 0) of `n`.
-                Of N vBuckets, these are `i * N // n` up to, but not including, `(i + 1) * N // n`.
-            scope: Scope to stream, including collections created in it later; by default, all.
-            collections: Collections to stream, as `scope.collection`, or as `collection` within
-                `scope` or else within `_default`. In patterns such as `inventory.*` or `*.events`,
-                `*` matches any text and `?` one character; matching collections created later are
-                streamed too. Wildcards do not match the scope `_system`.
+            vbuckets: vBuckets to stream, or the `dcp_rs.Share` of one of several members; by
+                default, all.
+            collections: One or more collections to stream, as `scope.collection`, or as
+                `collection` in the scope `_default`; by default, all. In patterns such as
+                `inventory.*` for a whole scope or `*.events`, `*` matches any text and `?` one
+                character; matching collections created later are streamed too. Scopes and
+                collections named without wildcards must exist. Wildcards do not match the scope
+                `_system`.
             keys: One or more patterns of keys to deliver: `*` matches any text, `?` one character,
                 and a backslash escapes the next character. The server sends all keys anyway, and
                 the checkpoint moves past the others.
-            ops: Operations to deliver: `mutation`, `deletion`, `expiration`. Without the last two,
-                a copy of the data keeps documents that are gone.
+            ops: One or more operations to deliver: `mutation`, `deletion`, `expiration`. Without
+                the last two, a copy of the data keeps documents that are gone.
             since: Time of the earliest change to deliver, as a `datetime` with a time zone or
                 seconds since 1970. It is compared with the CAS, which the server's clock sets. The
                 stream still reads everything from `start` on, because servers cannot look up
@@ -372,22 +377,20 @@ class Client(Bucket):
             key_type: `string`, or `binary` for keys that are not UTF-8.
             value_format: `binary`, `string` for text, or `variant` for Spark's variant: a struct of
                 `value` and `metadata`, encoded as by Spark's `parse_json`.
-            include_xattrs: Whether `basic` and `full` have the column `xattrs`.
-            history: Whether to deliver every version of a document that the server still has,
-                instead of only the newest one in each snapshot, in collections that keep their
-                change history (Couchbase Server 7.2 or later, Magma buckets). `basic` and `full`
-                then include the column `history`. You can turn it on or off at a checkpoint; it
-                applies to later changes.
             document_schema: Columns to decode JSON documents to, instead of `value`: in Spark SQL's
                 syntax (`"name STRING, geo STRUCT<lat: DOUBLE>"`), as a `pyarrow.Schema`, or as a
                 `dcp_rs.DocumentSchema`, which also says what to do with malformed documents.
                 Missing fields are null; other fields are ignored. The guide lists the types.
-            system_events: Whether to deliver rows for changes of collections and scopes, and a row
-                `caught_up` for each vBucket once it has delivered everything that it had when the
-                stream was opened.
-            system_documents: Whether to deliver documents of the scope `_system` and records of
-                distributed transactions (keys that begin with `_txn:`). What `scope` or
-                `collections` name is delivered either way, except records of transactions.
+            include: One or more of these, none of which is delivered otherwise. `xattrs`: `basic`
+                and `full` have the column `xattrs`. `history`: every version of a document that the
+                server still has, instead of only the newest one in each snapshot, in collections
+                that keep their change history (Couchbase Server 7.2 or later, Magma buckets);
+                `basic` and `full` have the column `history`. You can turn it on or off at a
+                checkpoint; it applies to later changes. `system_events`: rows for changes of
+                collections and scopes, and a row `caught_up` for each vBucket once it has delivered
+                everything that it had when the stream was opened. `system_documents`: documents of
+                the scope `_system`, which `collections` can also name, and records of distributed
+                transactions (keys that begin with `_txn:`).
             persisted_only: Off by default, unlike `persistedOnly` in Spark. Whether to deliver a
                 change only once every present copy of its vBucket has it on disk, so that no
                 failover to one of them takes it back. Unpersisted changes count towards the
@@ -403,29 +406,21 @@ class Client(Bucket):
                 load is complete. If the connection is lost or the process ends before that, the
                 load starts over with a rollback row to seqno 0 and the next `epoch`. Cannot be
                 combined with `on_rollback="fail"`.
-            batch_rows: Most rows in a batch.
-            batch_bytes: Size in bytes at which a batch ends, at most 16 MiB.
-            linger: How long the first row of a batch waits for more rows, in seconds. From 2 ms on,
-                data on a busy connection may collect for that long before it is read.
+            batch: When a batch is delivered, as a `dcp_rs.BatchPolicy`; by default, with 10,000
+                rows, 4 MiB or 0.1 seconds after its first row.
             on_rollback: `emit` delivers a row with the seqno from which the vBucket's changes are
                 sent again, and resumes there; `resync` does the same from the vBucket's beginning;
                 `fail` raises an error.
             ack: With `next`, taking the next batch acknowledges the previous one. With `manual`,
                 you call `dcp_rs.ChangeStream.ack`, in any order, and the stream's checkpoint never
                 moves past an unacknowledged batch.
-            retry_timeout: How long to retry a vBucket without a stream before the whole stream
-                fails, in seconds; 0 disables retries. It also applies to opening the stream, and
-                covers everything that a restart, a failover or a new password may cause: lost and
-                refused connections, a bucket that a node does not know yet, a refused user. The
-                error names the vBucket and the last cause. If you have to fix something, it has the
-                class of the cause, such as `dcp_rs.exceptions.AuthenticationError`; if the cluster
-                did not answer, it is a `dcp_rs.exceptions.TimeoutError`.
 
         Raises:
             ConfigError: An option is wrong.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
                 filter that does not contain this one; or the store cannot be read or written.
-            UnsupportedError: The server or bucket keeps no change history, which `history` needs.
+            UnsupportedError: The server or bucket keeps no change history, which
+                `include="history"` needs.
             ClosedError: The client is closed.
             ForkedProcessError: The client was made before a fork.
         """
@@ -461,12 +456,18 @@ def stream_options(
     Returns:
         The options, and the store in which to save the start of the stream at once, if any.
     """
-    begin = Beginning(options.pop("start"), options.pop("default"), options.pop("member"))
+    begin = Beginning(options.pop("start"), options.pop("default"))
+    # The check would exhaust an iterator.
+    options = {
+        name: list(value) if isinstance(value, Iterator) else value
+        for name, value in options.items()
+    }
+    options["vbuckets"] = begin.vbuckets_of(options["vbuckets"], num_vbuckets)
     options["document_schema"] = as_options(options["document_schema"])
-    if options["vbuckets"] is not None:
-        # An iterator would be used up by the check.
-        options["vbuckets"] = _checks.items("vbuckets", options["vbuckets"], "a list of vBuckets")
+    if options["batch"] is not None:
+        _checks.instance("batch", options["batch"], BatchPolicy, "a BatchPolicy")
+        options["batch"] = vars(options["batch"])
     # A store is not changed for a stream that cannot be opened.
     _dcp_rs.check_stream(options)
-    options |= begin.of(options, num_vbuckets, bucket_uuid)
+    options["start"] = begin.start_of(options, num_vbuckets, bucket_uuid)
     return options, begin.store if options["start"] == "latest" else None

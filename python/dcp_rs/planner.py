@@ -15,10 +15,13 @@ from dcp_rs import _checks, _dcp_rs
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.client import Client
 from dcp_rs.exceptions import CheckpointError
+from dcp_rs.options import Share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from datetime import datetime
+
+    from dcp_rs.options import Include, Op
 
 Offsets = dict[str, Any]
 """Position of each vBucket: JSON that a reader stores unchanged."""
@@ -72,8 +75,8 @@ class PlanOptions:
 class Planner:
     """Observes a bucket and plans batches.
 
-    Once the nodes have answered for the first time, it waits while the cluster is unavailable, and
-    reconnects with the options of its client.
+    Once the nodes have answered for the first time, it waits while the cluster is unavailable, for
+    up to the `retry_timeout` of its client, and reconnects with the client's options.
 
     >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
     ...     planner = Planner(client)
@@ -88,30 +91,25 @@ class Planner:
     def __init__(
         self,
         client: Client,
-        vbuckets: Iterable[int] | None = None,
+        vbuckets: Iterable[int] | Share | None = None,
         *,
-        scope: str | None = None,
-        collections: Iterable[str] | None = None,
+        collections: str | Iterable[str] | None = None,
         keys: str | Iterable[str] | None = None,
-        ops: Iterable[Literal["mutation", "deletion", "expiration"]] | None = None,
+        ops: Op | Iterable[Op] | None = None,
         since: datetime | float | None = None,
-        system_documents: bool = False,
-        retry_timeout: float = 300.0,
+        include: Include | Iterable[Include] = (),
     ) -> None:
         """Creates a planner for a bucket, or for some of its vBuckets or collections.
 
         Args:
             client: A client of the bucket.
-            vbuckets: vBuckets to read; by default, all.
-            scope: Scope to read, as in `dcp_rs.Client.stream`.
+            vbuckets: vBuckets to read, as in `dcp_rs.Client.stream`.
             collections: Collections to read, as in `dcp_rs.Client.stream`.
             keys: Patterns of keys to read, as in `dcp_rs.Client.stream`.
             ops: Operations to read, as in `dcp_rs.Client.stream`.
             since: Earliest change to read, as in `dcp_rs.Client.stream`.
-            system_documents: Whether to read documents of the scope `_system`, as in
-                `dcp_rs.Client.stream`.
-            retry_timeout: How long to retry while the cluster is unavailable, in seconds, once it
-                has answered.
+            include: What the tasks include, as in `dcp_rs.Client.stream`; only `system_documents`
+                makes a difference to a plan.
 
         Raises:
             ConfigError: A vBucket, scope or collection does not exist.
@@ -119,6 +117,8 @@ class Planner:
         options = dict(locals())
         del options["self"], options["client"]
         _checks.instance("client", client, Client, "a Client")
+        if isinstance(vbuckets, Share):
+            options["vbuckets"] = vbuckets.vbuckets(client.num_vbuckets)
         self._client = client
         self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001
 

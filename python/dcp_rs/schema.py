@@ -10,9 +10,11 @@ from dcp_rs._arrow import require_pyarrow
 from dcp_rs.documents import DocumentSchema, as_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     import pyarrow as pa
+
+    from dcp_rs.options import Include
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +24,7 @@ class ColumnInfo:
     Attributes:
         name: Its name.
         included: When it is included: `basic` by default, `full` with `columns="full"`, `request`
-            if you name it or set its option.
+            if you name it, or name it in `include`.
         nullable: Whether it can hold nulls.
         meaning: What it contains and when it is null.
     """
@@ -57,9 +59,9 @@ class Schema:
         columns: `basic`, `full` or names. All arguments are those of `dcp_rs.Client.stream`.
         key_type: `string` or `binary`.
         value_format: `binary`, `string` or `variant`.
-        include_xattrs: Whether `basic` and `full` have the column `xattrs`.
-        history: Whether they have the column `history`.
         document_schema: Columns to decode documents to.
+        include: What is delivered on request; with `xattrs` and `history`, `basic` and `full` have
+            the columns of these names.
 
     Raises:
         ConfigError: A column is unknown or named twice, or options contradict each other.
@@ -73,9 +75,8 @@ class Schema:
         columns: Literal["basic", "full"] | Sequence[str] = "basic",
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
-        include_xattrs: bool = False,
-        history: bool = False,
         document_schema: str | pa.Schema | DocumentSchema | None = None,
+        include: Include | Iterable[Include] = (),
     ) -> None:
         options = dict(locals())
         del options["self"]

@@ -327,7 +327,7 @@ class ChangeStream:
         the stream.
 
         The stream asks the nodes for these seqnos from the first call on, or from its start if it
-        has a `scope` or `collections`. Otherwise, the first call may return nothing, and the
+        has `collections`. Otherwise, the first call may return nothing, and the
         answers follow a moment later.
         """
         return dict(self._inner.collection_lag())

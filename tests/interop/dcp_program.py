@@ -70,15 +70,15 @@ def options_of(job: dict[str, Any]) -> dict[str, Any]:
     """The options of the stream that a job asks for."""
     columns = ["op", "key", "value", "vbucket", "seqno", "cas", "collection_id", "xattrs"]
     # With attributes, without which the server sends no body of a deletion.
-    options: dict[str, Any] = {"columns": columns, "include_xattrs": True, "linger": 0.02}
+    options: dict[str, Any] = {"columns": columns, "batch": dcp_rs.BatchPolicy(linger=0.02)}
     if job.get("resume"):
         options["start"] = dcp_rs.Checkpoint.load(job["resume"])
     if not job.get("follow"):
         options["until"] = "now"
     if job.get("collection_names"):
-        options |= {"scope": job["scope"], "collections": job["collection_names"]}
+        options["collections"] = [f"{job['scope']}.{name}" for name in job["collection_names"]]
     if job.get("unacknowledged"):
-        options |= {"ack": "manual", "batch_rows": 1}
+        options |= {"ack": "manual", "batch": dcp_rs.BatchPolicy(linger=0.02, max_rows=1)}
     return options
 
 

@@ -10,8 +10,9 @@ from dcp_rs.exceptions import ConfigError
 from reading import rows_of
 
 
-def manual(client, **options):
-    return client.stream(ack="manual", batch_rows=10, vbuckets=[0], **options)
+def manual(client, *, linger=0.1, **options):
+    policy = dcp_rs.BatchPolicy(max_rows=10, linger=linger)
+    return client.stream(ack="manual", batch=policy, vbuckets=[0], **options)
 
 
 @pytest.fixture

@@ -92,7 +92,7 @@ async def test_the_loop_runs_while_a_client_connects_asks_and_opens(cluster):
 async def test_an_async_loop_reads_everything(client, fill):
     documents = fill(200)
     found = []
-    async with client.stream(until="now", batch_rows=7) as stream:
+    async with client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=7)) as stream:
         async for batch in stream:
             found += [row["key"] for row in batch.rows()]
     assert sorted(found) == sorted(documents)
@@ -108,7 +108,7 @@ async def test_the_loop_runs_while_a_stream_waits(cluster, client):
             await asyncio.sleep(0.005)
 
     task = asyncio.create_task(tick())
-    async with client.stream(linger=0.0) as stream:
+    async with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         asyncio.get_running_loop().call_later(0.3, cluster.upsert, "a", b"1")
         batch = await anext(stream)
     task.cancel()
@@ -118,7 +118,7 @@ async def test_the_loop_runs_while_a_stream_waits(cluster, client):
 
 async def test_cancelling_a_wait_loses_no_batch(cluster, client):
     found = []
-    async with client.stream(linger=0.0) as stream:
+    async with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         for n in range(40):
             cluster.upsert(f"key_{n}", b"1")
             # Cancelled before, while and after the batch arrives.
@@ -134,7 +134,7 @@ async def test_cancelling_a_wait_loses_no_batch(cluster, client):
 
 
 async def test_a_batch_that_was_not_taken_is_not_in_the_checkpoint(cluster, client):
-    stream = client.stream(linger=0.0)
+    stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.0))
     waiting = asyncio.ensure_future(anext(stream))
     await asyncio.sleep(0.05)
     waiting.cancel()
@@ -153,7 +153,7 @@ async def test_two_streams_are_read_at_once(client, fill):
     documents = fill(300)
 
     async def read(vbuckets):
-        stream = client.stream(until="now", vbuckets=vbuckets, batch_rows=5)
+        stream = client.stream(until="now", vbuckets=vbuckets, batch=dcp_rs.BatchPolicy(max_rows=5))
         return [row["key"] async for batch in stream for row in batch.rows()]
 
     parts = await asyncio.gather(read(range(8)), read(range(8, 16)))
@@ -176,7 +176,7 @@ async def test_a_closed_stream_says_so(client):
 
 
 def test_a_loop_that_is_gone_is_not_missed(cluster, client):
-    stream = client.stream(linger=0.0)
+    stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.0))
 
     async def begin():
         with pytest.raises(TimeoutError):
@@ -191,7 +191,7 @@ def test_a_loop_that_is_gone_is_not_missed(cluster, client):
 
 async def test_waits_that_are_cancelled_leave_nothing_behind(cluster, client):
     tasks = 0
-    async with client.stream(start="latest", linger=0.0) as stream:
+    async with client.stream(start="latest", batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         loop = asyncio.get_running_loop()
         before = threading.active_count()
         began = loop.time()
@@ -222,7 +222,7 @@ async def test_cancelling_at_any_moment_loses_and_doubles_nothing(cluster, clien
     written = threading.Thread(
         target=lambda: [cluster.upsert(f"key_{n}", b"1") for n in range(3000)]
     )
-    async with client.stream(linger=0.0, batch_rows=3) as stream:
+    async with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0, max_rows=3)) as stream:
         written.start()
         moments = random.Random(7)
         idle = 0
@@ -250,7 +250,9 @@ async def test_readers_that_wait_at_once_are_served_in_the_order_they_asked(clus
         batch = await anext(stream)
         served.append((name, [row["key"] for row in batch.rows()]))
 
-    async with client.stream(linger=0.0, vbuckets=[cluster.vbucket_of("a")]) as stream:
+    async with client.stream(
+        batch=dcp_rs.BatchPolicy(linger=0.0), vbuckets=[cluster.vbucket_of("a")]
+    ) as stream:
         readers = []
         for n in range(5):
             readers.append(asyncio.create_task(read(n)))
@@ -280,7 +282,7 @@ async def test_every_reader_that_waits_sees_the_end(client):
 
 
 async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waiting(cluster, client):
-    stream = client.stream(linger=0.0)
+    stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.0))
     kept = []
 
     def run_and_close():
@@ -303,7 +305,7 @@ async def test_a_loop_that_closes_under_a_reader_does_not_keep_the_others_waitin
 
 
 def test_numbers_are_there_while_another_thread_waits(client):
-    stream = client.stream(linger=0.0)
+    stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.0))
     waiting = threading.Thread(target=next, args=(stream, None))
     waiting.start()
     time.sleep(0.2)

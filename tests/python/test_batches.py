@@ -27,7 +27,7 @@ def cluster():
 def batch(cluster, client):
     for n in range(25):
         cluster.upsert(f"key_{n:02}", b'{"n":%d}' % n, xattrs={"n": n, "list": [n]})
-    stream = client.stream(until="now", include_xattrs=True, linger=1)
+    stream = client.stream(until="now", include="xattrs", batch=dcp_rs.BatchPolicy(linger=1))
     found = next(stream)
     assert len(found) == 25
     return found
@@ -54,7 +54,9 @@ def test_a_slice_has_its_own_elements_of_lists_and_maps(cluster, client):
     for n in range(8):
         cluster.upsert(f"key_{n}", {"list": [n] * n, "map": {"a": n, "b": None}})
     fields = "list ARRAY<INT>, map MAP<STRING, INT>"
-    with client.stream(until="now", document_schema=fields, linger=1) as stream:
+    with client.stream(
+        until="now", document_schema=fields, batch=dcp_rs.BatchPolicy(linger=1)
+    ) as stream:
         batch = next(stream)
     rows = pa.record_batch(batch).to_pylist(maps_as_pydicts="strict")
     assert len(rows) == 8
@@ -80,7 +82,7 @@ def test_what_is_no_index_is_refused(batch, index):
 def test_a_slice_has_no_checkpoint_that_would_skip_rows(cluster, client):
     for n in range(5):
         cluster.upsert(f"key_{n}", b"{}")
-    with client.stream(until="now", ack="manual", linger=1) as stream:
+    with client.stream(until="now", ack="manual", batch=dcp_rs.BatchPolicy(linger=1)) as stream:
         batch = next(stream)
         for part in (batch[:4], batch[1:], batch[1:][:]):
             with pytest.raises(ConfigError, match="whole batch"):
@@ -143,7 +145,9 @@ def test_a_notebook_shows_some_rows_and_nothing_as_markup(cluster, client):
         cluster.upsert(f"{evil}{n:02}", {field: evil}, xattrs={"a": evil}, collection="orders")
     cluster.upsert("large", b"x" * 5_000_000)
     for options in ({}, {"document_schema": f"`{field}` STRING"}, {"value_format": "string"}):
-        stream = client.stream(until="now", include_xattrs=True, linger=1, **options)
+        stream = client.stream(
+            until="now", include="xattrs", batch=dcp_rs.BatchPolicy(linger=1), **options
+        )
         for batch in stream:
             page = Page()
             shown = batch._repr_html_()

@@ -20,7 +20,7 @@ def checkpoint(client, fill):
 
 def test_a_stream_goes_on_after_each_batch(client, fill):
     documents = fill(300)
-    stream = client.stream(until="now", batch_rows=25)
+    stream = client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=25))
     read = []
     for batch in stream:
         read += [row["key"] for row in batch.rows()]
@@ -136,7 +136,7 @@ def test_a_checkpoint_serves_its_filter_and_parts_of_it(client, shop):
         ["carts", "orders"], None, None,
     )  # fmt: skip
     shop("b")
-    names, scope = read(client, whole, scope="shop")
+    names, scope = read(client, whole, collections="shop.*")
     assert (names, scope.filter.scope_id) == (["carts", "orders"], 8)
     shop("c")
     names, orders = read(client, scope, collections=["shop.orders"])
@@ -147,13 +147,13 @@ def test_a_checkpoint_serves_its_filter_and_parts_of_it(client, shop):
     assert "filter='collection 0x8 without system documents'" in repr(orders)
     assert "filter='scope 0x8 without system documents'" in repr(scope)
 
-    for wider in ({}, {"scope": "shop"}, {"collections": ["shop.orders", "shop.carts"]}):
+    for wider in ({}, {"collections": "shop.*"}, {"collections": ["shop.orders", "shop.carts"]}):
         with pytest.raises(CheckpointError, match="earlier changes it would miss") as refused:
             read(client, orders, **wider)
         assert refused.value.code == "filter_changed"
     assert "also asks for collection shop.carts (0x9)" in str(refused.value)
     with pytest.raises(CheckpointError, match="also asks for system documents"):
-        read(client, orders, collections=["shop.orders"], system_documents=True)
+        read(client, orders, collections=["shop.orders"], include="system_documents")
     with pytest.raises(CheckpointError, match="different filters") as mixed:
         orders.merged_with(scope)
     assert mixed.value.code == "filter_changed"
@@ -192,7 +192,7 @@ def test_a_checkpoint_of_an_earlier_release_is_read(client, shop):
     assert names == ["carts", "orders"]
     assert resumed.filter.collection_ids is None
     with pytest.raises(CheckpointError, match=r"another filter \(an earlier release stored only"):
-        read(client, old, scope="shop")
+        read(client, old, collections="shop.*")
 
 
 def test_parts_can_be_taken_and_joined(client, checkpoint):
@@ -301,7 +301,7 @@ def test_a_rollback_under_a_running_stream_is_a_row(cluster, client):
     names = (f"a{n}" for n in range(10_000))
     keys = [name for name in names if cluster.vbucket_of(name) == vbucket][:8]
     rows = []
-    with client.stream(vbuckets=[vbucket], linger=0.0) as stream:
+    with client.stream(vbuckets=[vbucket], batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         for key in keys[:6]:
             cluster.upsert(key, b"1")
             rows += next(stream).rows()

@@ -95,7 +95,7 @@ def test_a_checkpoint_goes_on_with_no_more_than_it_was_made_with(cluster, client
 def test_system_events_are_rows_all_the_same(cluster, client):
     cluster.create_collection("events")
     cluster.upsert("a", b"{}")
-    found = changes(client, keys="nothing", ops=["deletion"], system_events=True)[1]
+    found = changes(client, keys="nothing", ops=["deletion"], include="system_events")[1]
     assert {op for op, _ in found} == {"caught_up", "system_event"}
 
 
@@ -182,7 +182,10 @@ def test_a_collection_made_while_a_stream_runs_is_delivered_from_its_first_chang
     columns = ["op", "scope", "collection", "key"]
     found = set()
     with client.stream(
-        collections=["*.events"], columns=columns, system_events=True, linger=0.01
+        collections=["*.events"],
+        columns=columns,
+        include="system_events",
+        batch=dcp_rs.BatchPolicy(linger=0.01),
     ) as stream:
         for round_ in range(3):
             scope = f"s{round_}"
@@ -217,18 +220,18 @@ def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
         {"collections": ["a.*", "*.events"]},
         {"collections": ["*.events"]},
         {"collections": ["b.events", "a.orders"]},
-        {"scope": "a"},
+        {"collections": "a.*"},
     ):
         client.stream(start=both, **narrower, **options).close()
     for wider, named in [
         ({}, "the whole bucket"),
-        ({"scope": "b"}, "scope b"),
-        ({"collections": ["b.*"]}, "scope b"),
+        ({"collections": "b.*"}, "scope b"),
         ({"collections": ["*.e*"]}, "collections [*].e[*]"),
     ]:
         with pytest.raises(CheckpointError, match=f"also asks for {named}"):
             client.stream(start=both, **wider, **options)
     whole = checkpoint()
+    cluster.create_scope("_system")
     client.stream(start=whole, collections=["*.events"], **options).close()
     with pytest.raises(CheckpointError, match=r"also asks for collections _system\.\*"):
         client.stream(start=whole, collections=["_system.*", "b.*"], **options)
@@ -241,6 +244,8 @@ def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
     ("names", "says"),
     [
         (["*.events", "a.nope"], "there is no collection 'a.nope'"),
+        (["*.events", "nope.*"], "there is no scope 'nope'"),
+        ("nope.*", "there is no scope 'nope'"),
         (["a." + "x*" * 300], "a pattern has 602 bytes"),
         ([f"a.{n}*" for n in range(257)], "257 patterns are too many"),
         ([".*"], "must be given as scope.collection"),
@@ -256,7 +261,9 @@ def test_a_connection_learns_of_a_collection_that_another_one_was_told_of():
         (home,) = (node for node, vbuckets in client.vbuckets_by_node().items() if vbuckets)
         nodes = cluster.connection_string.removeprefix("couchbase://").split(",")
         home = nodes.index(home)
-        with client.stream(collections=["*.events"], columns=["key"], linger=0.0) as stream:
+        with client.stream(
+            collections=["*.events"], columns=["key"], batch=dcp_rs.BatchPolicy(linger=0.0)
+        ) as stream:
 
             def next_key():
                 batch = stream.poll(20)

@@ -50,7 +50,7 @@ def test_an_unsafe_failover_begins_an_epoch_that_clients_follow(cluster):
     cluster.move_vbucket(0, 1)
     assert cluster.map_version == (epoch, rev + 1)
     keys = [on_vbucket(cluster, vbucket, "key") for vbucket in range(4)]
-    with cluster.connect() as client, client.stream(linger=0) as stream:
+    with cluster.connect() as client, client.stream(batch=dcp_rs.BatchPolicy(linger=0)) as stream:
         cluster.upsert(keys[0], "1")
         assert rows_of([next(stream)])[0]["key"] == keys[0]
         cluster.failover_unsafely([1])
@@ -183,7 +183,7 @@ def test_xattrs_are_written_read_and_streamed(cluster):
     assert (found.value, found.datatype) == (b'{"a":1}', "json")
     assert found.xattrs == {"_sync": {"rev": 3}, "user": "me"}
     with cluster.connect() as client:
-        (row,) = rows_of(client.stream(until="now", include_xattrs=True))
+        (row,) = rows_of(client.stream(until="now", include="xattrs"))
     assert row["value"] == b'{"a":1}'
     assert dict(row["xattrs"]) == {"_sync": '{"rev":3}', "user": '"me"'}
     cluster.upsert("key", b"\xff")

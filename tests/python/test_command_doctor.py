@@ -252,7 +252,10 @@ def served():
 
 def test_lag_of_a_running_reader_comes_from_its_metrics(client, fill, run, served):
     fill(30)
-    with client.stream(batch_rows=7) as stream, client.stream(start="latest") as other:
+    with (
+        client.stream(batch=dcp_rs.BatchPolicy(max_rows=7)) as stream,
+        client.stream(start="latest") as other,
+    ):
         taken = next(stream).num_rows
         url = served(search=stream)
         status, (*records, total), err = run("lag", "--metrics", url)

@@ -111,7 +111,7 @@ def test_a_wrong_ending_and_nested_columns_in_csv_are_refused(fill, export, tmp_
     fill(1)
     assert "--format" in export(tmp_path / "out.xlsx", status=2)
     export(tmp_path / "out.xlsx", "--format", "csv")
-    assert "xattrs" in export(tmp_path / "out.csv", "--include-xattrs", status=1)
+    assert "xattrs" in export(tmp_path / "out.csv", "--include", "xattrs", status=1)
     assert [path.name for path in tmp_path.iterdir()] == ["out.xlsx"]
 
 

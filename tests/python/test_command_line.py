@@ -453,7 +453,7 @@ def test_options_are_called_as_in_python():
         # Words of the command line themselves, or a secret.
         "connection_string", "self", "until", "password", "credentials",
         # How a program takes batches, and keeps connections.
-        "keep_connections", "batch_rows", "batch_bytes", "linger", "ack",
+        "keep_connections", "batch", "ack",
         # What --start says, where --checkpoint has nothing.
         "default",
     }  # fmt: skip

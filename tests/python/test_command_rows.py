@@ -194,8 +194,9 @@ def test_vbuckets_and_collections_are_chosen(cluster, fill, run):
     vbuckets = {int(n) for n in run("cat", "--vbuckets", "0-2,5", "-f", "%p ").split()}
     assert vbuckets == {0, 1, 2, 5}
     assert run("cat", "--collections", "shop.orders", "-f", "%C.%c %k") == b"shop.orders order"
-    assert run("cat", "--scope", "shop", "--collections", "orders", "-f", "%k") == b"order"
-    events = records(run("cat", "--system-events", "--columns", "op,value", "--scope", "shop"))
+    assert run("cat", "--collections", "shop.*", "-f", "%k") == b"order"
+    chosen = ("--include", "xattrs,system_events", "--collections", "shop.*")
+    events = records(run("cat", "--columns", "op,value", *chosen))
     assert {"CreateScope", "BeginCollection"} <= {
         each["value"]["event"] for each in events if each["op"] == "system_event"
     }

@@ -216,13 +216,14 @@ def test_a_password_file_is_read_for_every_connection(cluster, tmp_path):
     secret = tmp_path / "password"
     secret.write_text("password\n")
     given = {"username": "Administrator", "password": None, "password_file": secret}
+    given["retry_timeout"] = 1.0
     with connect(cluster.connection_string, **given) as client:
         secret.write_text("wrong")
         with pytest.raises(exceptions.AuthenticationError, match="check user name"):
             connect(cluster.connection_string, **given)
         # The client goes on trying, as the file may be about to be replaced.
         with pytest.raises(exceptions.AuthenticationError, match="vb:0 could not be reached for"):
-            client.stream(retry_timeout=1.0)
+            client.stream()
         secret.write_text("password")
         with client.stream(until="now") as stream:
             assert list(stream) == []
@@ -255,7 +256,7 @@ def test_a_stream_outlives_a_password_that_is_changed():
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster,
         cluster.connect(credentials=lambda: ("Administrator", known[0])) as client,
-        client.stream(linger=0.0) as stream,
+        client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream,
     ):
         cluster.upsert("before", b"1")
         assert [row["key"] for row in next(stream).rows()] == ["before"]

@@ -67,14 +67,14 @@ def test_records_of_transactions_are_hidden_unless_asked_for(single):
     stream = client.stream(until="now")
     assert seqnos(stream) == [1, 3]
     assert stream.checkpoint().seqnos == {0: 4}
-    assert seqnos(client.stream(until="now", system_documents=True)) == [1, 2, 3, 4]
+    assert seqnos(client.stream(until="now", include="system_documents")) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
     ("options", "named"),
     [
         ({"persisted_only": 1}, "persisted_only"),
-        ({"system_documents": None}, "system_documents"),
+        ({"include": None}, "include"),
     ],
 )
 def test_wrong_options_are_refused_by_name(client, options, named):

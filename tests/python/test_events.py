@@ -18,7 +18,7 @@ def events_until(stream, is_enough):
 
 def test_events_tell_what_happened_once(cluster, client, fill):
     fill(50)
-    with client.stream(linger=0.0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         rows = 0
         while rows < 50:
             rows += next(stream).num_rows
@@ -46,7 +46,7 @@ def test_events_tell_what_happened_once(cluster, client, fill):
 
 def test_a_node_that_is_down_for_seconds_is_one_outage(cluster, client, fill):
     fill(50)
-    with client.stream(linger=0.0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         rows = 0
         while rows < 50:
             rows += next(stream).num_rows
@@ -71,7 +71,7 @@ def test_a_node_that_is_down_for_seconds_is_one_outage(cluster, client, fill):
 
 def test_events_name_their_causes(cluster, client, fill):
     fill(50)
-    with client.stream(linger=0.0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         next(stream)
         vbucket = cluster.vbucket_of("key_1")
         cluster.roll_back(vbucket, 0)
@@ -91,7 +91,9 @@ def test_events_name_their_causes(cluster, client, fill):
 def test_vbuckets_say_how_far_behind_they_are(client, fill):
     fill(200)
     high = client.high_seqnos()
-    with client.stream(until="now", batch_rows=1, vbuckets=[3, 5]) as stream:
+    with client.stream(
+        until="now", batch=dcp_rs.BatchPolicy(max_rows=1), vbuckets=[3, 5]
+    ) as stream:
         next(stream)
         stats = stream.vbucket_stats()
         assert [one.vbucket for one in stats] == [3, 5]

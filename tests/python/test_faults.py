@@ -45,7 +45,7 @@ def test_a_cut_connection_loses_no_change(cluster, client, fill):
 
 
 def test_rules_begin_and_end_while_a_stream_runs(cluster, client):
-    with client.stream(linger=0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0)) as stream:
         cluster.upsert("before", "1")
         assert keys([next(stream)]) == ["before"]
         cluster.set_faults([{"condition": {"opcode": "DCP_MUTATION"}, "reaction": "drop"}])
@@ -80,13 +80,13 @@ def test_a_mistyped_name_is_answered_with_the_nearest_and_changes_nothing(cluste
     assert cluster.faults()[0]["name"] == "busy once"
 
 
-def test_a_client_that_cannot_go_on_says_so(cluster, client, fill):
+def test_a_client_that_cannot_go_on_says_so(cluster, fill):
     fill(10)
     cluster.set_faults(
         [{"condition": {"opcode": "DCP_STREAM_REQ"}, "reaction": {"answer": {"status": "EACCESS"}}}]
     )
-    with pytest.raises(DcpError):
-        keys(client.stream(until="now", retry_timeout=1.0))
+    with cluster.connect(retry_timeout=1.0) as client, pytest.raises(DcpError):
+        keys(client.stream(until="now"))
 
 
 def test_a_packet_that_cannot_be_used_is_named(cluster, client):
@@ -102,12 +102,13 @@ def test_a_packet_that_cannot_be_used_is_named(cluster, client):
     assert not raised.value.is_retryable
 
 
-def test_without_patience_nothing_is_tried_again(cluster, client, fill):
+def test_without_patience_nothing_is_tried_again(cluster, fill):
     documents = fill(50)
-    assert keys(client.stream(until="now", retry_timeout=0)) == sorted(documents)
-    cluster.set_faults([BUSY_ONCE])
-    with pytest.raises(TimeoutError, match=r"vb:\d+ could not be reached: .*ETMPFAIL"):
-        keys(client.stream(until="now", retry_timeout=0))
+    with cluster.connect(retry_timeout=0.0) as client:
+        assert keys(client.stream(until="now")) == sorted(documents)
+        cluster.set_faults([BUSY_ONCE])
+        with pytest.raises(TimeoutError, match=r"vb:\d+ could not be reached: .*ETMPFAIL"):
+            keys(client.stream(until="now"))
     assert cluster.fault_counts() == [1]
 
 

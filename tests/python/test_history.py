@@ -26,7 +26,7 @@ def values(rows):
 
 def test_every_version_is_a_row_and_says_so(versions):
     with versions.connect() as client:
-        rows = rows_of(client.stream(until="now", history=True))
+        rows = rows_of(client.stream(until="now", include="history"))
         assert values(rows) == VERSIONS
         assert [row["history"] for row in rows] == [True] * 5
         assert list(rows[0])[-1] == "history"
@@ -36,10 +36,12 @@ def test_every_version_is_a_row_and_says_so(versions):
 
 def test_a_stream_goes_on_among_the_versions(versions):
     with versions.connect() as client:
-        with client.stream(until="now", history=True, batch_rows=2) as stream:
+        with client.stream(
+            until="now", include="history", batch=dcp_rs.BatchPolicy(max_rows=2)
+        ) as stream:
             first = next(iter(stream))
             checkpoint = dcp_rs.Checkpoint.from_json(first.checkpoint.to_json())
-        rest = rows_of(client.stream(start=checkpoint, until="now", history=True))
+        rest = rows_of(client.stream(start=checkpoint, until="now", include="history"))
         assert values(list(first.rows()) + rest) == VERSIONS
 
 
@@ -52,7 +54,7 @@ def test_history_may_be_turned_on_and_off_at_a_checkpoint(versions):
             versions.upsert("b", version)
         versions.persist()
         options = {"start": stream.checkpoint(), "until": "now", "columns": ["key", "value"]}
-        with client.stream(**options, history=True) as of_history:
+        with client.stream(**options, include="history") as of_history:
             assert values(row for batch in of_history for row in batch.rows()) == VERSIONS
         assert rows_of(client.stream(**options | {"start": of_history.checkpoint()})) == []
 
@@ -61,9 +63,9 @@ def test_a_bucket_without_history_refuses(client):
     # What the client was granted before says nothing about it: there is nothing to wait for.
     rows_of(client.stream(until="now"))
     with pytest.raises(UnsupportedError, match=r"change_streams=true.*7\.2 and a bucket stored"):
-        client.stream(history=True)
+        client.stream(include="history")
 
 
-def test_the_option_is_a_flag(client):
-    with pytest.raises(ConfigError, match="history: must be True or False, not str"):
-        client.stream(history="all")
+def test_a_misspelt_word_is_named(client):
+    with pytest.raises(ConfigError, match="did you mean 'history'"):
+        client.stream(include=["xattrs", "histoy"])

@@ -28,7 +28,7 @@ def test_every_vbucket_is_caught_up_once(cluster, client, fill):
     fill(40)
     high = cluster.high_seqnos()
     for until in ("now", None):
-        with client.stream(until=until, system_events=True) as stream:
+        with client.stream(until=until, include="system_events") as stream:
             rows, told = [], {}
             for batch in stream:
                 rows += batch.rows()
@@ -63,7 +63,7 @@ def test_a_stream_from_a_checkpoint_is_caught_up_anew(cluster, client, fill):
     with client.stream(until="now") as stream:
         for _ in stream:
             pass
-    options = {"start": stream.checkpoint(), "until": "now", "system_events": True}
+    options = {"start": stream.checkpoint(), "until": "now", "include": "system_events"}
     assert {row["op"] for row in rows_of(client.stream(**options))} == {"caught_up"}
     cluster.upsert("another", {})
     rows = rows_of(client.stream(**options))
@@ -79,7 +79,7 @@ def test_a_filtered_stream_is_caught_up(cluster, client, fill):
     for persists in (False, True):
         if persists:
             cluster.persist()
-        with client.stream(collections=["small"], system_events=True) as stream:
+        with client.stream(collections=["small"], include="system_events") as stream:
             caught_up = set()
             for row in itertools.chain.from_iterable(batch.rows() for batch in stream):
                 if row["op"] == "caught_up":
@@ -105,7 +105,7 @@ def test_a_first_load_may_come_in_the_order_of_keys(small):
     with small.connect() as client:
         options = {"collections": ["small"], "until": "now"}
         assert [row["key"] for row in rows_of(client.stream(**options))] == ["c", "a", "b"]
-        with client.stream(**options, out_of_order=True, system_events=True) as stream:
+        with client.stream(**options, out_of_order=True, include="system_events") as stream:
             rows = [row for batch in stream for row in batch.rows()]
         documents = [(row["op"], row["key"]) for row in rows if row["op"] != "system_event"]
         in_order = [("mutation", key) for key in "abc"]
@@ -121,7 +121,9 @@ def test_a_load_that_was_cut_begins_again_and_says_so(small):
     rule = {"condition": {"nth": 1, "opcode": "DCP_OSO_SNAPSHOT"}}
     small.set_faults([rule | {"reaction": {"oso_cut": {"items": 3}}}])
     with small.connect() as client:
-        with client.stream(collections=["small"], out_of_order=True, linger=0) as stream:
+        with client.stream(
+            collections=["small"], out_of_order=True, batch=dcp_rs.BatchPolicy(linger=0)
+        ) as stream:
             rows, checkpoints = [], []
             while sum(row["epoch"] for row in rows) < 4:
                 batch = next(stream)

@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+import dcp_rs
+
 # How often the tests interrupt and fork; `make long` sets more.
 CANCELLATIONS = int(os.environ.get("DCP_CANCELLATIONS", "450"))
 BY_SIGNAL = CANCELLATIONS // 3
@@ -38,7 +40,7 @@ def connect():
 
 def stream_of(client, **options):
     start = "earliest" if checkpoint is None else checkpoint
-    return client.stream(start=start, batch_rows=3, linger=0.0, **options)
+    return client.stream(start=start, batch=dcp_rs.BatchPolicy(max_rows=3, linger=0.0), **options)
 
 def changes(batch):
     return [(row["vbucket"], row["seqno"], row["key"]) for row in batch.rows()]
@@ -247,8 +249,9 @@ with connect() as client:
     warm.start(); warm.join(); warm.close()
     before = opened()
     print("ready", flush=True)
-    with client.stream(vbuckets=range(8), batch_rows=3, linger=0.0) as one, \\
-            client.stream(vbuckets=range(8, 16), batch_rows=3, linger=0.0) as two:
+    policy = dcp_rs.BatchPolicy(max_rows=3, linger=0.0)
+    with client.stream(vbuckets=range(8), batch=policy) as one, \\
+            client.stream(vbuckets=range(8, 16), batch=policy) as two:
         readers = [threading.Thread(target=read, args=[each]) for each in (one, two)]
         for reader in readers:
             reader.start()
@@ -396,7 +399,7 @@ def test_eight_threads_on_one_stream_have_each_row_once(client, fill):
         for batch in stream:
             rows += [(row["vbucket"], row["seqno"], row["key"]) for row in batch.rows()]
 
-    with client.stream(until="now", batch_rows=3) as stream:
+    with client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=3)) as stream:
         readers = [threading.Thread(target=read, args=[rows], daemon=True) for rows in found]
         for reader in readers:
             reader.start()

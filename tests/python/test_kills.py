@@ -22,7 +22,8 @@ found = store.execute("SELECT json FROM checkpoint").fetchone()
 start = dcp_rs.Checkpoint.from_json(found[0]) if found else "earliest"
 client = dcp_rs.connect(
     connection_string, bucket="default", username="Administrator", password="password")
-for batch in client.stream(start=start, until=until or None, batch_rows=7, linger=0.001):
+policy = dcp_rs.BatchPolicy(max_rows=7, linger=0.001)
+for batch in client.stream(start=start, until=until or None, batch=policy):
     with store:
         store.executemany(
             "INSERT INTO changes VALUES (:vbucket, :epoch, :seqno, :key, :value)", batch.rows())

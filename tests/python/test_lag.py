@@ -2,6 +2,7 @@
 
 import time
 
+import dcp_rs
 from lag import until
 
 
@@ -28,7 +29,7 @@ def test_a_filtered_stream_that_has_everything_is_not_behind(cluster, client):
     write(cluster, "shop.carts", 200, "cart")
     write(cluster, None, 200, "other")
     began = time.monotonic()
-    with client.stream(collections=["shop.orders"], linger=0.0) as stream:
+    with client.stream(collections=["shop.orders"], batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         read_to_the_end(stream, 20)
         until(lambda: stream.stats().lag == 0, patience=5)
         assert time.monotonic() - began < 5, "it takes no ten seconds"
@@ -53,7 +54,7 @@ def test_the_lag_of_a_scope_is_that_of_its_collections(cluster, client):
     write(cluster, "shop.orders", 20, "order")
     write(cluster, "shop.carts", 20, "cart")
     write(cluster, "other.things", 200, "thing")
-    with client.stream(scope="shop", linger=0.0) as stream:
+    with client.stream(collections="shop.*", batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         until(lambda: None not in (stream.stats().lag, *stream.collection_lag().values()))
         lags = stream.collection_lag()
         assert set(lags) == {"shop.orders", "shop.carts"}
@@ -69,7 +70,7 @@ def test_the_lag_by_collection_of_a_whole_bucket_comes_a_moment_after_it_is_aske
 ):
     create(cluster, "shop.orders")
     write(cluster, None, 100, "key")
-    with client.stream(linger=0.0, batch_rows=1) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0, max_rows=1)) as stream:
         until(lambda: stream.stats().lag is not None)
         began = time.monotonic()
         until(
@@ -82,7 +83,7 @@ def test_the_lag_by_collection_of_a_whole_bucket_comes_a_moment_after_it_is_aske
 
 
 def test_figures_that_are_looked_at_are_not_ten_seconds_old(cluster, client):
-    with client.stream(vbuckets=[0], batch_rows=1, linger=0.0) as stream:
+    with client.stream(vbuckets=[0], batch=dcp_rs.BatchPolicy(max_rows=1, linger=0.0)) as stream:
         key = next(f"key_{n}" for n in range(1000) if cluster.vbucket_of(f"key_{n}") == 0)
         until(lambda: stream.stats().lag == 0)
         for _ in range(5):

@@ -35,8 +35,10 @@ def read(cluster):
 
     def keys(username, **options):
         with (
-            cluster.connect(username=username, password=passwords[username]) as client,
-            client.stream(until="now", retry_timeout=3.0, **options) as stream,
+            cluster.connect(
+                username=username, password=passwords[username], retry_timeout=3.0
+            ) as client,
+            client.stream(until="now", **options) as stream,
         ):
             return sorted(row["key"] for row in rows_of(stream))
 
@@ -45,7 +47,7 @@ def read(cluster):
 
 def test_users_read_what_their_role_covers(read):
     assert read("reader") == ["hotels", "outside", "routes"]
-    assert read("of_scope", scope="inventory") == ["hotels", "routes"]
+    assert read("of_scope", collections="inventory.*") == ["hotels", "routes"]
     assert read("of_scope", collections=["inventory.hotels"]) == ["hotels"]
     assert read("of_collection", collections=["inventory.hotels"]) == ["hotels"]
 
@@ -54,8 +56,8 @@ def test_users_read_what_their_role_covers(read):
     ("username", "options"),
     [
         ("of_scope", {}),
-        ("of_scope", {"scope": "_default"}),
-        ("of_collection", {"scope": "inventory"}),
+        ("of_scope", {"collections": "_default.*"}),
+        ("of_collection", {"collections": "inventory.*"}),
         ("of_collection", {"collections": ["inventory.hotels", "inventory.routes"]}),
         ("nobody", {"collections": ["inventory.hotels"]}),
     ],

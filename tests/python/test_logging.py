@@ -207,7 +207,7 @@ import ctypes
 logging.getLogger("dcp_rs").addHandler(logging.NullHandler())
 logging.getLogger("dcp_rs").setLevel(logging.DEBUG)
 client = connect()
-stream = client.stream(linger=0.0)
+stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.0))
 next(stream)
 print("ready", flush=True)
 sys.stdin.readline()

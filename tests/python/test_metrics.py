@@ -5,6 +5,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 
+import dcp_rs
 from dcp_rs import metrics
 from dcp_rs.exceptions import ConfigError
 from lag import until
@@ -27,7 +28,7 @@ def points_of(reader):
 def test_prometheus_shows_what_a_stream_does(client, fill):
     fill(50)
     registry = CollectorRegistry()
-    with client.stream(batch_rows=7, linger=0.0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(max_rows=7, linger=0.0)) as stream:
         registry.register(metrics.PrometheusCollector(stream, name="orders", collections=True))
         rows = next(stream).num_rows
         until(lambda: stream.stats().lag is not None)

@@ -6,11 +6,12 @@ import time
 
 import pytest
 
+import dcp_rs
 from dcp_rs.exceptions import ClosedError, ConfigError
 
 
 def test_a_poll_gives_what_comes_in_time_and_none_after_it(cluster, client):
-    with client.stream(linger=0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0)) as stream:
         for timeout in (0, 0.01, 0.3):
             begun = time.monotonic()
             assert stream.poll(timeout) is None
@@ -30,7 +31,7 @@ def test_a_poll_gives_what_comes_in_time_and_none_after_it(cluster, client):
 
 def test_a_poll_of_nothing_takes_what_is_there(cluster, client):
     cluster.upsert("a", b"1")
-    with client.stream(linger=0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0)) as stream:
         end = time.monotonic() + 30
         while (batch := stream.poll(0)) is None:
             assert time.monotonic() < end
@@ -42,7 +43,7 @@ def test_polls_read_to_the_end_and_know_it(cluster, fill):
     documents = fill(400, size=4000)
     # Many windows of flow control: each poll acknowledges the batch before it.
     with cluster.connect(buffer_size=64 * 1024) as client:
-        stream, keys = client.stream(until="now", batch_rows=10), []
+        stream, keys = client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10)), []
         while not stream.is_over:
             batch = stream.poll(30)
             keys += [] if batch is None else [row["key"] for row in batch.rows()]
@@ -88,7 +89,7 @@ def test_ctrl_c_ends_a_poll(cluster, start_python):
 
 def test_a_signals_handler_may_read_the_stream_that_is_polled(cluster, client):
     seen = []
-    with client.stream(linger=0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0)) as stream:
 
         def read(*_):
             cluster.upsert("a", b"1")

@@ -108,7 +108,7 @@ def in_child(function):
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_handles_made_before_a_fork_say_so_in_the_child(cluster, client, fill):
     fill(10)
-    stream = client.stream(until="now", batch_rows=3)
+    stream = client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=3))
     batch = next(stream)
     for use in (
         client.high_seqnos,
@@ -225,7 +225,8 @@ client = dcp_rs.connect(
 checkpoint = os.path.join(folder, "checkpoint.json")
 start = dcp_rs.Checkpoint.load(checkpoint) if os.path.exists(checkpoint) else "earliest"
 with open(os.path.join(folder, "rows.jsonl"), "a") as rows:
-    for batch in client.stream(start=start, until="now", batch_rows=20, linger=0.0):
+    policy = dcp_rs.BatchPolicy(max_rows=20, linger=0.0)
+    for batch in client.stream(start=start, until="now", batch=policy):
         for row in batch.rows():
             rows.write(json.dumps([row["vbucket"], row["seqno"], row["key"]]) + "\\n")
         rows.flush()

@@ -330,6 +330,18 @@ def test_a_collection_that_is_chosen_and_made_again_is_loaded_anew(cluster, writ
     assert {name for name, _ in table.documents()} == {"inventory.hotel"}
 
 
+def test_a_collection_of_a_chosen_scope_that_is_made_again_is_followed(cluster, written, table):
+    fill(written)
+    with Running(cluster, table, collections="inventory.*") as running:
+        running.until(lambda it: it.phase == "following", "follow")
+        cluster.drop_collection("inventory.airline")
+        cluster.create_collection("inventory.airline")
+        written.upsert("anew", {}, "inventory.airline")
+        running.until(lambda _: ("inventory.airline", "anew") in table.documents(), "rows")
+        assert (running.progress.generation, running.progress.phase) == (1, "following")
+    assert table.documents() == written.documents()
+
+
 def test_a_bucket_that_is_made_anew_takes_the_place_of_the_older_one(cluster, written, replica):
     fill(written)
     replicate(cluster, replica)

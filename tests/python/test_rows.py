@@ -98,7 +98,7 @@ def test_a_document_shows_when_it_expires(cluster, client):
 
 def test_rows_of_a_vbucket_come_in_the_order_of_their_seqnos(client, fill):
     fill(500)
-    rows = rows_of(client.stream(until="now", batch_rows=7))
+    rows = rows_of(client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=7)))
     assert len(rows) == 500
     for vbucket in range(16):
         seqnos = [row["seqno"] for row in rows if row["vbucket"] == vbucket]
@@ -148,7 +148,7 @@ def test_every_column_can_be_asked_for_alone(cluster, client):
 
 def test_xattrs_are_a_column_when_asked_for(cluster, client):
     cluster.upsert("a", {"x": 1})
-    assert row_of(client, include_xattrs=True)["xattrs"] is None
+    assert row_of(client, include="xattrs")["xattrs"] is None
 
 
 def test_keys_that_are_not_text_need_binary_keys(cluster, client):
@@ -174,7 +174,7 @@ def test_a_wrong_column_names_the_nearest(client):
 
 def test_columns_and_rows_agree_with_pyarrow(client, fill):
     fill(50)
-    for batch in client.stream(until="now", columns="full", include_xattrs=True):
+    for batch in client.stream(until="now", columns="full", include="xattrs"):
         record_batch = batch.to_pyarrow()
         assert batch.num_rows == len(batch) == record_batch.num_rows
         assert batch.column_names == record_batch.schema.names
@@ -209,13 +209,13 @@ def test_types_are_exact(client, cluster):
         ]
     )
     cluster.upsert("a", b"1")
-    stream = client.stream(until="now", columns="full", include_xattrs=True)
+    stream = client.stream(until="now", columns="full", include="xattrs")
     assert stream.schema.equals(expected)
     assert stream.column_names == expected.names
     table = stream.read_all()
     assert table.schema.equals(expected)
     assert table.validate(full=True) is None
-    assert dcp_rs.Schema(columns="full", include_xattrs=True).to_pyarrow().equals(expected)
+    assert dcp_rs.Schema(columns="full", include="xattrs").to_pyarrow().equals(expected)
 
 
 def test_the_documentation_has_every_column():

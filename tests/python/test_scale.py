@@ -43,10 +43,10 @@ def test_a_slow_reader_holds_its_windows_and_batches_only(cluster, start_python,
     program = """
 batch = 256 * 1024
 with connect(buffer_size=1024 * 1024) as client:
-    with client.stream(until="now", batch_rows=10) as warm:
+    with client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10)) as warm:
         for _ in zip(range(100), warm): pass
     before, most = resident(), 0
-    with client.stream(batch_bytes=batch) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(max_bytes=batch)) as stream:
         for _, taken in zip(range(60), stream):
             del taken
             time.sleep(0.03)
@@ -70,7 +70,7 @@ def test_streams_that_are_closed_leave_nothing(cluster, start_python, fill):
     program = """
 def cycle(count):
     for _ in range(count):
-        with connect() as client, client.stream(linger=0.001) as stream:
+        with connect() as client, client.stream(batch=dcp_rs.BatchPolicy(linger=0.001)) as stream:
             next(stream)
     for _ in range(300):
         # Tasks see a moment later that they are over.

@@ -118,7 +118,7 @@ def test_a_password_and_what_scram_makes_of_it_are_shown_nowhere(records, tmp_pa
         cluster.upsert("a", b"1")
         cluster.persist()
         store = dcp_rs.FileStore(tmp_path / "positions.json")
-        stream = client.stream(start=store, linger=0.01)
+        stream = client.stream(start=store, batch=dcp_rs.BatchPolicy(linger=0.01))
         batch = next(stream)
         store.save(batch.checkpoint)
         cluster.kill(0)

@@ -38,14 +38,17 @@ def test_members_read_each_vbucket_once_and_go_on_as_another_number_of_them(clie
     assert stores.opened(place).load() is None
     written, seen = fill(60), []
     for member in range(3):
-        seen += read(client, stores.opened(place), member=(member, 3))
+        seen += read(client, stores.opened(place), vbuckets=dcp_rs.Share(member, of=3))
     assert sorted(seen) == sorted(written)
     # Nothing is left, however many they are now.
     for many in (1, 2, 4, 16):
         for member in range(many):
-            assert read(client, stores.opened(place), member=(member, many)) == []
+            assert read(client, stores.opened(place), vbuckets=dcp_rs.Share(member, of=many)) == []
         more = fill(20, prefix=f"of_{many}")
-        found = [read(client, stores.opened(place), member=(each, many)) for each in range(many)]
+        found = [
+            read(client, stores.opened(place), vbuckets=dcp_rs.Share(each, of=many))
+            for each in range(many)
+        ]
         assert sorted(itertools.chain.from_iterable(found)) == sorted(more)
     assert stores.opened(place).load().seqnos == {
         vb: at for vb, at in client.high_seqnos().items() if at
@@ -56,7 +59,7 @@ def test_the_share_of_a_member_is_a_rule(client):
     for many in range(1, 17):
         shares = []
         for member in range(many):
-            with client.stream(start="latest", member=(member, many)) as stream:
+            with client.stream(start="latest", vbuckets=dcp_rs.Share(member, of=many)) as stream:
                 shares.append(sorted(stream.checkpoint().seqnos))
         assert sorted(itertools.chain.from_iterable(shares)) == list(range(16))
         assert {len(share) for share in shares} <= {16 // many, -(-16 // many)}
@@ -69,14 +72,10 @@ def test_the_share_of_a_member_is_a_rule(client):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"member": (3, 3)}, r"member: \(3, 3\) is not a reader of 3: readers are counted from 0"),
-        ({"member": (0, 0)}, "member: .* counted from 0"),
-        ({"member": (-1, 3)}, "member: -1 is not from 0"),
-        ({"member": (0, 17)}, "member: 17 readers are too many: the bucket has only 16 vBuckets"),
-        ({"member": 3}, r"member: must be a pair such as \(0, 3\)"),
-        ({"member": (1,)}, "member: must be a pair"),
-        ({"member": (0, True)}, "member: must be a whole number, not bool"),
-        ({"member": (0, 2), "vbuckets": [1]}, "member, vbuckets: give one of them"),
+        (
+            {"vbuckets": dcp_rs.Share(0, of=17)},
+            "vbuckets: 17 members are too many: the bucket has only 16 vBuckets",
+        ),
         ({"default": "latest"}, "default: applies only to an empty store"),
         ({"default": "newest"}, "default: must be 'earliest' or 'latest', not 'newest'"),
         ({"default": None}, "default: must be 'earliest' or 'latest', not NoneType"),
@@ -87,6 +86,21 @@ def test_a_wrong_option_is_named(client, options, message):
         client.stream(**options)
 
 
+@pytest.mark.parametrize(
+    ("member", "of", "message"),
+    [
+        (3, 3, "member: 3 is not from 0 to 2"),
+        (-1, 3, "member: -1 is not from 0 to 2"),
+        (0, 0, "of: 0 is not from 1 to 65535"),
+        (0, True, "of: must be a whole number, not bool"),
+        ("0", 3, "member: must be a whole number, not str"),
+    ],
+)
+def test_a_share_of_a_member_there_is_not_is_refused(member, of, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        dcp_rs.Share(member, of)
+
+
 def test_members_need_a_store_that_can_be_shared(client):
     class Own:
         def load(self):
@@ -95,16 +109,16 @@ def test_members_need_a_store_that_can_be_shared(client):
         def save(self, checkpoint):
             pass
 
-    with pytest.raises(ConfigError, match=r"^member: .*dcp_rs.SharedStore"):
-        client.stream(start=Own(), member=(0, 2))
+    with pytest.raises(ConfigError, match=r"^vbuckets: .*dcp_rs.SharedStore"):
+        client.stream(start=Own(), vbuckets=dcp_rs.Share(0, of=2))
 
 
 def test_a_stream_that_cannot_be_opened_claims_nothing(cluster, client, place):
     cluster.upsert("a", b"1")
     store = stores.opened(place)
     batch = next(client.stream(start=store))
-    with pytest.raises(ConfigError, match=r"^batch_rows"):
-        client.stream(start=stores.opened(place), batch_rows=0)
+    with pytest.raises(ConfigError, match=r"^on_rollback"):
+        client.stream(start=stores.opened(place), on_rollback="raise")
     store.save(batch.checkpoint)
     assert store.load() == batch.checkpoint
 
@@ -124,11 +138,15 @@ def test_latest_is_saved_before_the_first_change(client, fill, place):
 
 
 def test_latest_of_an_empty_bucket_passes_over_nothing_after_a_restart(client, fill, place):
-    client.stream(start=stores.opened(place), default="latest", member=(1, 2)).close()
+    client.stream(
+        start=stores.opened(place), default="latest", vbuckets=dcp_rs.Share(1, of=2)
+    ).close()
     written = fill(30)
-    found = [read(client, stores.opened(place), default="latest", member=(1, 2))]
-    client.stream(start=stores.opened(place), default="latest", member=(0, 2)).close()
-    found += [read(client, stores.opened(place), default="latest", member=(0, 2))]
+    found = [read(client, stores.opened(place), default="latest", vbuckets=dcp_rs.Share(1, of=2))]
+    client.stream(
+        start=stores.opened(place), default="latest", vbuckets=dcp_rs.Share(0, of=2)
+    ).close()
+    found += [read(client, stores.opened(place), default="latest", vbuckets=dcp_rs.Share(0, of=2))]
     assert 0 < len(found[0]) < len(written)
     assert found[1] == [], "what another member has saved is not its own"
 
@@ -145,12 +163,14 @@ def test_earliest_saves_nothing_before_the_first_batch(client, fill, place):
 def test_who_was_taken_over_saves_nothing(client, fill, place):
     fill(40)
     old, new = stores.opened(place), stores.opened(place)
-    stream = client.stream(start=old, member=(0, 1), linger=0)
+    stream = client.stream(
+        start=old, vbuckets=dcp_rs.Share(0, of=1), batch=dcp_rs.BatchPolicy(linger=0)
+    )
     batch = next(stream)
     old.save(batch.checkpoint)
     kept = old.load()
     # The new one begins from what the old one has saved, and has not read anything yet.
-    with client.stream(start=new, member=(1, 2)) as other:
+    with client.stream(start=new, vbuckets=dcp_rs.Share(1, of=2)) as other:
         assert other.checkpoint() == kept.restricted_to(range(8, 16))
         fill(40, prefix="more")
         ahead = next(stream).checkpoint
@@ -222,7 +242,10 @@ def test_of_many_that_claim_at_once_one_owns(client, fill, place):
 def test_members_whose_vbuckets_share_an_object_do_not_stop_each_other(cluster, client, place):
     members = [stores.opened(place) for _ in range(8)]
     streams = [
-        client.stream(start=store, member=(i, 8), linger=0) for i, store in enumerate(members)
+        client.stream(
+            start=store, vbuckets=dcp_rs.Share(i, of=8), batch=dcp_rs.BatchPolicy(linger=0)
+        )
+        for i, store in enumerate(members)
     ]
     failed = []
 
@@ -258,9 +281,10 @@ address, place, member, path = sys.argv[1], json.loads(sys.argv[2]), sys.argv[3]
 i, n = map(int, member.split("/"))
 store = stores.opened(place)
 done = open(path, "a", buffering=1)
+policy = dcp_rs.BatchPolicy(max_rows=50, linger=0.02)
 with dcp_rs.connect(
     address, bucket="default", username="Administrator", password="password"
-) as client, client.stream(start=store, member=(i, n), batch_rows=50, linger=0.02) as stream:
+) as client, client.stream(start=store, vbuckets=dcp_rs.Share(i, of=n), batch=policy) as stream:
     print("started", flush=True)
     for batch in stream:
         for row in batch.rows():
@@ -339,12 +363,12 @@ def test_members_on_the_command_line(client, fill, tmp_path, capfd, monkeypatch)
     command = ["cat", client.options.connection_string, "--username", "Administrator"]
     command += ["--bucket", "default", "--checkpoint", path, "-f", "%k\\n"]
     for member in ("0/2", "1/2", "0/1"):
-        assert main([*command, "--member", member]) == 0
+        assert main([*command, "--vbuckets", member]) == 0
         seen += capfd.readouterr().out.split()
     assert sorted(seen) == sorted(written)
-    for wrong in ("2/2", "1", "a/b", "-1/2"):
-        assert main([*command, "--member", wrong]) != 0
-        assert "member" in capfd.readouterr().err
+    for wrong, said in (("2/2", "member"), ("1/0", "of"), ("a/b", "vbuckets"), ("/2", "vbuckets")):
+        assert main([*command, "--vbuckets", wrong]) != 0
+        assert said in capfd.readouterr().err
 
 
 # ----- of one kind -----
@@ -360,7 +384,9 @@ def test_rows_and_positions_are_saved_in_one_transaction(client, fill, tmp_path)
     with contextlib.closing(connect()) as database:
         database.execute("CREATE TABLE orders (key TEXT PRIMARY KEY)")
         for crashes in (True, False):
-            for batch in client.stream(start=store, until="now", batch_rows=5):
+            for batch in client.stream(
+                start=store, until="now", batch=dcp_rs.BatchPolicy(max_rows=5)
+            ):
                 keys = [(row["key"],) for row in batch.rows()]
                 with contextlib.suppress(ZeroDivisionError), database:
                     database.executemany("INSERT INTO orders VALUES (?)", keys)

@@ -44,7 +44,8 @@ def take(batch):
         else:
             documents.pop(row["key"], None)
 
-options = {"on_rollback": "resync", "linger": 0.02, "batch_bytes": 1 << 20}
+policy = dcp_rs.BatchPolicy(linger=0.02, max_bytes=1 << 20)
+options = {"on_rollback": "resync", "batch": policy}
 checkpoint = "earliest"
 with dcp_rs.connect(
     sys.argv[1], bucket="default", username="Administrator", password="password",

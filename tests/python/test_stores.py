@@ -59,7 +59,7 @@ def test_a_stream_goes_on_from_what_a_store_has(client, fill, store):
 @pytest.mark.parametrize("store", ["file", "memory"], indirect=True)
 def test_of_two_readers_with_one_store_the_slower_is_told(cluster, client, store):
     cluster.upsert("a", b"1")
-    with client.stream(start=store, linger=0.01) as slow:
+    with client.stream(start=store, batch=dcp_rs.BatchPolicy(linger=0.01)) as slow:
         behind = next(slow)
         for _ in range(4):
             cluster.upsert("a", b"2")
@@ -122,7 +122,7 @@ print(name, saved)
 def test_processes_that_share_a_store_never_take_it_back(client, cluster, tmp_path, start_python):
     store, folder = dcp_rs.FileStore(tmp_path / "positions.json"), tmp_path / "checkpoints"
     folder.mkdir()
-    stream = client.stream(linger=0.001)
+    stream = client.stream(batch=dcp_rs.BatchPolicy(linger=0.001))
     for n in range(40):
         cluster.upsert("a", f"{n}")
         next(stream).checkpoint.save(folder / f"{n:02}")

@@ -30,7 +30,7 @@ def test_an_empty_bucket_has_no_batches(client):
 
 
 def test_an_endless_stream_delivers_what_comes_later(cluster, client):
-    with client.stream(linger=0.0) as stream:
+    with client.stream(batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         for n in range(3):
             token = cluster.upsert(f"key_{n}", b"1")
             (row,) = next(stream).rows()
@@ -39,7 +39,7 @@ def test_an_endless_stream_delivers_what_comes_later(cluster, client):
 
 def test_latest_passes_over_what_is_there(cluster, client, fill):
     fill(50)
-    with client.stream(start="latest", linger=0.0) as stream:
+    with client.stream(start="latest", batch=dcp_rs.BatchPolicy(linger=0.0)) as stream:
         cluster.upsert("new", b"1")
         (row,) = next(stream).rows()
     assert row["key"] == "new"
@@ -63,14 +63,16 @@ def test_vbuckets_can_be_chosen(cluster, client, fill):
 
 def test_batches_are_cut_by_rows(client, fill):
     fill(100)
-    sizes = [batch.num_rows for batch in client.stream(until="now", batch_rows=9)]
+    sizes = [
+        batch.num_rows for batch in client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=9))
+    ]
     assert max(sizes) <= 9
     assert sum(sizes) == 100
 
 
 def test_batches_are_cut_by_bytes(client, fill):
     fill(100, size=10_000)
-    batches = list(client.stream(until="now", batch_bytes=50_000))
+    batches = list(client.stream(until="now", batch=dcp_rs.BatchPolicy(max_bytes=50_000)))
     assert sum(batch.num_rows for batch in batches) == 100
     assert max(batch.nbytes for batch in batches) < 100_000
 
@@ -87,7 +89,7 @@ def test_more_than_ten_windows_are_read_while_every_batch_is_kept(cluster, fill)
     total = sum(map(len, documents.values()))
     assert total > 10 * 2 * window
     with cluster.connect(buffer_size=window) as client:
-        table = client.stream(until="now", batch_rows=10).read_all()
+        table = client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10)).read_all()
     assert sum(len(value.as_py()) for value in table["value"]) == total
     assert sorted(table["key"].to_pylist()) == sorted(documents)
 
@@ -104,9 +106,11 @@ def test_arrow_libraries_read_the_stream_as_it_is(client, fill):
     import pyarrow as pa
 
     documents = fill(120)
-    table = pa.table(client.stream(until="now", batch_rows=10))
+    table = pa.table(client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10)))
     assert sorted(table["key"].to_pylist()) == sorted(documents)
-    reader = pa.RecordBatchReader.from_stream(client.stream(until="now", batch_rows=10))
+    reader = pa.RecordBatchReader.from_stream(
+        client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10))
+    )
     assert reader.read_all().num_rows == 120
 
 
@@ -152,7 +156,7 @@ def test_what_an_iteration_left_can_be_handed_over(client, fill):
     import pyarrow as pa
 
     fill(100)
-    stream = client.stream(until="now", batch_rows=10)
+    stream = client.stream(until="now", batch=dcp_rs.BatchPolicy(max_rows=10))
     first = next(stream).num_rows
     assert 0 < first <= 10
     assert pa.table(stream).num_rows == 100 - first
@@ -162,7 +166,7 @@ def test_a_library_that_stops_early_ends_the_stream(client, fill):
     import pyarrow as pa
 
     fill(200)
-    reader = pa.RecordBatchReader.from_stream(client.stream(batch_rows=10))
+    reader = pa.RecordBatchReader.from_stream(client.stream(batch=dcp_rs.BatchPolicy(max_rows=10)))
     assert reader.read_next_batch().num_rows <= 10
     del reader
     gc.collect()
@@ -260,22 +264,51 @@ def test_numbers_of_a_stream(client, fill):
         ("columns", None, "columns: must be .* a list of column names, not NoneType"),
         ("columns", ["key", 5], "columns: must be text, not int"),
         ("key_type", "bytes", "key_type: must be 'string' or 'binary', not 'bytes'$"),
-        ("include_xattrs", "yes", "include_xattrs: must be True or False, not str"),
-        ("collections", "airline", "collections: must be a list of names"),
+        (
+            "include",
+            "xattr",
+            "include: must be 'xattrs', 'history', .* not 'xattr'; did you mean 'xattrs'",
+        ),
+        ("include", True, "include: must be a word or a list of words, not bool"),
+        ("include", ["history", None], "include: must be text, not NoneType"),
+        ("collections", 5, "collections: must be a name or a list of names, not int"),
         ("collections", [], "collections: names no collection"),
-        ("batch_rows", 0, "batch_rows: 0 is not from 1"),
-        ("batch_rows", True, "batch_rows: must be a whole number, not bool"),
-        ("batch_rows", 1 << 70, "batch_rows: 1180591620717411303424 is not from 1 to 10000000"),
-        ("batch_bytes", 1 << 30, "batch_bytes: 1073741824 is not from 1 to 16777216"),
-        ("linger", -1, "linger: -1 is not from 0"),
-        ("linger", float("nan"), "linger: nan is not from 0 to 3600 seconds"),
-        ("linger", "1s", "linger: must be a number of seconds"),
+        ("batch", 10, "batch: must be a BatchPolicy, not int"),
         ("on_rollback", "raise", "on_rollback: must be 'emit', 'fail' or 'resync', not 'raise'"),
     ],
 )
 def test_a_wrong_option_is_named(client, option, value, message):
     with pytest.raises(ConfigError, match=message):
         client.stream(**{option: value})
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("max_rows", 0, "max_rows: 0 is not from 1"),
+        ("max_rows", True, "max_rows: must be a whole number, not bool"),
+        ("max_rows", 1 << 70, "max_rows: 1180591620717411303424 is not from 1 to 10000000"),
+        ("max_bytes", 1 << 30, "max_bytes: 1073741824 is not from 1 to 16777216"),
+        ("linger", -1, "linger: -1 is not from 0"),
+        ("linger", float("nan"), "linger: nan is not from 0 to 3600 seconds"),
+        ("linger", "1s", "linger: must be a number of seconds"),
+    ],
+)
+def test_a_wrong_limit_of_a_batch_is_named(option, value, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        dcp_rs.BatchPolicy(**{option: value})
+
+
+def test_iterators_are_read_once(cluster, client):
+    cluster.upsert("a", {})
+    cluster.upsert("b", {})
+    given = {
+        "vbuckets": range(16), "collections": ["_default"], "keys": ["a"], "ops": ["mutation"],
+        "columns": ["key", "xattrs"], "include": ["xattrs"],
+    }  # fmt: skip
+    options = {name: iter(values) for name, values in given.items()}
+    rows = rows_of(client.stream(until="now", **options))
+    assert rows == [{"key": "a", "xattrs": None}]
 
 
 def test_a_vbucket_there_is_not_is_refused(client):

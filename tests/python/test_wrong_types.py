@@ -57,6 +57,9 @@ GIVEN = {
     "target": lambda of: f"parquet://{of['path']}",
     "failover_log": lambda _: [(1, 0)],
     "high_seqno": lambda _: 1,
+    "member": lambda _: 0,
+    "of": lambda _: 1,
+    "num_vbuckets": lambda _: 2,
     "vbuuid": lambda _: 1,
     "start_seqno": lambda _: 0,
     "snapshot_start": lambda _: 0,
@@ -75,6 +78,9 @@ PLAIN = {
     "Client": lambda _: dcp_rs.Client,
     "Schema": lambda _: dcp_rs.Schema,
     "DocumentSchema": lambda _: _documents,
+    "Share": lambda _: dcp_rs.Share,
+    "Share.vbuckets": lambda _: dcp_rs.Share(0, of=2).vbuckets,
+    "BatchPolicy": lambda _: dcp_rs.BatchPolicy,
     "Checkpoint.from_json": lambda _: dcp_rs.Checkpoint.from_json,
     "Checkpoint.load": lambda _: dcp_rs.Checkpoint.load,
     "Checkpoint.save": lambda of: of["checkpoint"].save,
@@ -115,9 +121,7 @@ def _documents(schema=None, prefix="", on_malformed="null"):
 
 def _replicate(client, target, **options):
     """Comes to an end, whatever it is given."""
-    return dcp_rs.replicate(
-        client, target, **{"mode": "log", "once": True, "retry_timeout": 0.2} | options
-    )
+    return dcp_rs.replicate(client, target, **{"mode": "log", "once": True} | options)
 
 
 _replicate.__signature__ = inspect.signature(dcp_rs.replicate)
@@ -133,7 +137,10 @@ _start.__signature__ = inspect.signature(testing.EmbeddedCluster)
 
 @pytest.fixture(scope="module")
 def of(tmp_path_factory):
-    with testing.EmbeddedCluster(vbuckets=2) as cluster, cluster.connect() as client:
+    with (
+        testing.EmbeddedCluster(vbuckets=2) as cluster,
+        cluster.connect(retry_timeout=0.2) as client,
+    ):
         cluster.upsert("key", b"{}")
         stream = client.stream(until="now", ack="manual")
         batch = next(stream)

@@ -75,11 +75,11 @@ def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, nearest):
         ("collections", "a.b, c.d", "collections", ("a.b", "c.d")),
         ("saslMechanisms", "plain, SCRAM-SHA512", "sasl_mechanisms", ("PLAIN", "SCRAM-SHA512")),
         ("columns", ["op", "key"], "columns", ("op", "key")),
-        ("includeXattrs", True, "include_xattrs", True),
+        ("include", "XATTRS, history", "include", ("xattrs", "history")),
         ("compressed", "TRUE", "compressed", True),
         ("startingOffsets", "EARLIEST", "starting_offsets", "earliest"),
         ("metadata", "Full", "metadata", "full"),
-        ("scope", None, "scope", None),
+        ("collections", None, "collections", None),
     ],
 )
 def test_values_are_text_or_of_their_type(name, given, field, parsed):
@@ -102,7 +102,9 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
         ("flowControlBufferBytes", "1k"),
         ("connectTimeout", "nan"),
         ("connectTimeout", "-1"),
+        ("retryTimeout", "1e9"),
         ("saslMechanisms", "SCRAM"),
+        ("include", "system_events"),
         ("includeValue", "perhaps"),
         ("metadata", "most"),
         ("network", "externl"),

@@ -65,7 +65,7 @@ def test_order_holds_within_a_vbucket(options, load):
     [
         {},
         {"metadata": "full"},
-        {"metadata": "full", "includeXattrs": "true"},
+        {"metadata": "full", "include": "xattrs"},
         {"includeValue": "false"},
         {"keyType": "binary"},
         {"columns": "seqno,key,vbucket,collection_id,op"},

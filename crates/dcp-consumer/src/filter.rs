@@ -46,13 +46,19 @@ fn patterns(names: &[String]) -> Result<CollectionPatterns, Error> {
     patterns.map_err(|error| config(error.to_string()))
 }
 
-/// Refuses a name without wildcards if there is no such collection; a pattern may match later.
+/// Refuses the name of a scope or collection that does not exist; a pattern may match later.
 fn check_names(patterns: &CollectionPatterns, manifest: &Manifest) -> Result<(), Error> {
     for name in patterns.names() {
-        let found =
-            name.split_once('.').and_then(|(scope, of)| manifest.collection_named(scope, of));
-        if !CollectionPatterns::is_pattern(&name) && found.is_none() {
-            return Err(config(format!("there is no collection '{name}' in the bucket")));
+        let (scope, collection) = name.split_once('.').unwrap_or_default();
+        if CollectionPatterns::is_pattern(scope) {
+            continue;
+        }
+        if !CollectionPatterns::is_pattern(collection) {
+            if manifest.collection_named(scope, collection).is_none() {
+                return Err(no_collection(&name, manifest));
+            }
+        } else if manifest.scope_named(scope).is_none() {
+            return Err(no_scope(scope));
         }
     }
     let matches_any = manifest.collections().any(|entry| {
@@ -70,7 +76,7 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
         Filter::All => Ok(StreamFilter::All),
         Filter::Scope(name) => match manifest.scope_named(name) {
             Some(scope) => Ok(StreamFilter::Scope(scope.id)),
-            None => Err(config(format!("there is no scope '{name}' in the bucket"))),
+            None => Err(no_scope(name)),
         },
         Filter::Ids(ids, _) => Ok(ids.clone()),
         Filter::Collections(names) if names.is_empty() => {
@@ -84,7 +90,7 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
                     return Err(config(message));
                 };
                 let Some(entry) = manifest.collection_named(scope, collection) else {
-                    return Err(config(format!("there is no collection '{name}' in the bucket")));
+                    return Err(no_collection(name, manifest));
                 };
                 ids.push(entry.id);
             }
@@ -117,6 +123,17 @@ pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<St
             (!ids.is_empty()).then_some(StreamFilter::Collections(ids))
         }
     }
+}
+
+fn no_scope(name: &str) -> Error {
+    config(format!("there is no scope '{name}' in the bucket"))
+}
+
+fn no_collection(name: &str, manifest: &Manifest) -> Error {
+    let scope = name.strip_prefix("_default.").filter(|of| manifest.scope_named(of).is_some());
+    let hint = scope.map(|of| format!("; did you mean all of scope '{of}', which is '{of}.*'?"));
+    let hint = hint.unwrap_or_default();
+    config(format!("there is no collection '{name}' in the bucket{hint}"))
 }
 
 fn config(message: String) -> Error {
@@ -209,5 +226,22 @@ mod tests {
         }
         let error = documents(&Filter::Scope("nope".to_owned()), &manifest()).unwrap_err();
         assert!(error.to_string().contains("no scope 'nope'"), "{error}");
+        for names in [&["nope.*"][..], &["shop.*", "nope.orders?"]] {
+            let error = collections(names).unwrap_err();
+            assert!(error.to_string().contains("no scope 'nope'"), "{error}");
+        }
+        let later = collections(&["no?e.*", "shop.new*"]);
+        assert_eq!(later.unwrap(), StreamFilter::All, "a scope may match later");
+    }
+
+    #[test]
+    fn the_name_of_a_scope_is_not_taken_for_a_collection() {
+        for names in [&["_default.shop"][..], &["_default.shop", "shop.*"]] {
+            let error = collections(names).unwrap_err().to_string();
+            assert!(error.ends_with("did you mean all of scope 'shop', which is 'shop.*'?"));
+        }
+        let whole = StreamFilter::Scope(ScopeId(8));
+        assert_eq!(collections(&["shop.*"]).unwrap(), whole);
+        assert_eq!(collections(&["shop.orders", "shop.*"]).unwrap(), whole);
     }
 }

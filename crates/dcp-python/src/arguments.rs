@@ -111,6 +111,11 @@ impl<'py> Arguments<'py> {
         self.optional(name)?.map(path).transpose()
     }
 
+    /// A string, or the strings in any iterable.
+    pub(crate) fn one_or_more(&self, name: &str, expected: &str) -> PyResult<Option<Vec<String>>> {
+        self.optional(name)?.map(|value| one_or_more(name, &value, expected)).transpose()
+    }
+
     /// Names in any iterable except a string.
     pub(crate) fn names(&self, name: &str) -> PyResult<Option<Vec<String>>> {
         self.optional(name)?.map(|value| names(name, &value, "a list of names")).transpose()
@@ -157,6 +162,18 @@ fn is_integer(value: &Bound<'_, PyAny>) -> bool {
 
 pub(crate) fn text(name: &str, value: &Bound<'_, PyAny>) -> PyResult<String> {
     value.extract().map_err(|_| wrong_type(name, value, "text"))
+}
+
+/// A string, or the strings in any iterable.
+pub(crate) fn one_or_more(
+    name: &str,
+    value: &Bound<'_, PyAny>,
+    expected: &str,
+) -> PyResult<Vec<String>> {
+    if value.is_instance_of::<PyString>() {
+        return Ok(vec![text(name, value)?]);
+    }
+    names(name, value, expected)
 }
 
 pub(crate) fn names(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyResult<Vec<String>> {

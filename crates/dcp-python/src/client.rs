@@ -141,6 +141,10 @@ impl Client {
         Ok((options, table))
     }
 
+    pub(crate) const fn transport(&self) -> Transport {
+        self.transport
+    }
+
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {
         self.client.get()
     }

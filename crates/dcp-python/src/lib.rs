@@ -40,7 +40,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, wanted};
     #[pymodule_export]
-    use super::options::{check_connection, check_stream, defaults};
+    use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]
     use super::planner::{Planner, open_task};
     #[pymodule_export]

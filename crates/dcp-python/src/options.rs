@@ -16,14 +16,12 @@ use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDict, PyFloat, PyInt, PySequence, PyString};
 
-use crate::arguments::{
-    ANY, Arguments, DAY, VBUCKETS, config, integer, names, one_of, text, wrong_type,
-};
+use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
-use crate::error::{Failure, Kind};
+use crate::error::Failure;
 use crate::producer::options as producer;
-use crate::schema::{read_documents, table};
+use crate::schema::{Include, include, read_documents, table};
 
 /// `dcp_rs.ConnectionOptions`: how to connect, and the settings of every stream's connections.
 pub(crate) struct Connection {
@@ -31,9 +29,10 @@ pub(crate) struct Connection {
     pub(crate) transport: Transport,
 }
 
-/// Settings negotiated per connection, which are options of a stream in the engine.
+/// Settings of the connections of every stream, which are options of a stream in the engine.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Transport {
+    pub(crate) retry_timeout: Duration,
     noop_interval: Duration,
     buffer_size: u32,
     compressed: bool,
@@ -80,6 +79,7 @@ impl Transport {
         let default = StreamOptions::default();
         let sizes = StreamOptions::MIN_BUFFER_SIZE.into()..=u32::MAX.into();
         Ok(Self {
+            retry_timeout: arguments.seconds("retry_timeout", default.retry_timeout, 0.0..=DAY)?,
             noop_interval: arguments.seconds(
                 "noop_interval",
                 default.noop_interval,
@@ -147,7 +147,6 @@ pub(crate) fn stream(
 ) -> PyResult<StreamOptions> {
     let mut options = StreamOptions::default();
     let ack = [("next", Acknowledge::OnNext), ("manual", Acknowledge::Manual)];
-    let max_bytes = BatchPolicy::MAX_BYTES as u64;
     options.start = start(arguments)?;
     options.end = end(arguments)?;
     options.vbuckets = arguments.vbuckets()?;
@@ -155,14 +154,14 @@ pub(crate) fn stream(
     options.content.xattrs = table.needs(Column::Xattrs);
     options.filter = filter(arguments)?;
     options.rows = rows(arguments)?;
-    let batch = &mut options.batch;
-    batch.max_rows = arguments.integer("batch_rows", batch.max_rows, 1..=10_000_000)?;
-    batch.max_bytes = arguments.integer("batch_bytes", batch.max_bytes, 1..=max_bytes)?;
-    batch.linger = arguments.seconds("linger", batch.linger, 0.0..=3600.0)?;
+    if let Some(given) = arguments.optional("batch")? {
+        options.batch = batch(&Arguments::new(given.cast_into()?))?;
+    }
     options.buffer_size = transport.buffer_size;
     options.persisted_only = arguments.flag("persisted_only", options.persisted_only)?;
-    options.system_documents = arguments.flag("system_documents", options.system_documents)?;
-    options.history = arguments.flag("history", options.history)?;
+    let include = include(arguments)?;
+    options.system_documents = include.contains(&Include::SystemDocuments);
+    options.history = include.contains(&Include::History);
     let ignore = options.ignore_purged_tombstones;
     options.ignore_purged_tombstones = arguments.flag("ignore_purged_tombstones", ignore)?;
     options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
@@ -171,13 +170,18 @@ pub(crate) fn stream(
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
     options.acknowledge = arguments.word("ack", options.acknowledge, &ack)?;
     options.noop_interval = transport.noop_interval;
-    options.retry_timeout = retry_timeout(arguments)?;
+    options.retry_timeout = transport.retry_timeout;
     Ok(options)
 }
 
-/// Maximum outage of the cluster, or of a vBucket.
-pub(crate) fn retry_timeout(arguments: &Arguments<'_>) -> PyResult<Duration> {
-    arguments.seconds("retry_timeout", StreamOptions::default().retry_timeout, 0.0..=DAY)
+/// `dcp_rs.BatchPolicy`.
+fn batch(arguments: &Arguments<'_>) -> PyResult<BatchPolicy> {
+    let mut policy = BatchPolicy::default();
+    let max_bytes = BatchPolicy::MAX_BYTES as u64;
+    policy.max_rows = arguments.integer("max_rows", policy.max_rows, 1..=10_000_000)?;
+    policy.max_bytes = arguments.integer("max_bytes", policy.max_bytes, 1..=max_bytes)?;
+    policy.linger = arguments.seconds("linger", policy.linger, 0.0..=3600.0)?;
+    Ok(policy)
 }
 
 /// Where to start.
@@ -227,39 +231,26 @@ fn end(arguments: &Arguments<'_>) -> PyResult<End> {
     Ok(End::At(seqnos.iter().map(seqno).collect::<PyResult<_>>()?))
 }
 
-/// Collections are named within `scope`, or with their scope as `scope.collection`.
+/// Collections are named as `scope.collection`, or alone in the default scope.
 pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
-    let scope = arguments.optional_text("scope")?;
-    let Some(collections) = arguments.names("collections")? else {
-        return Ok(scope.map_or(Filter::All, Filter::Scope));
+    let Some(collections) = arguments.one_or_more("collections", "a name or a list of names")?
+    else {
+        return Ok(Filter::All);
     };
     if collections.is_empty() {
         return Err(config("collections: names no collection"));
     }
-    let qualify = |name: String| match (&scope, name.split_once('.')) {
-        (None, Some(_)) => Ok(name),
-        (None, None) => Ok(format!("_default.{name}")),
-        (Some(scope), None) => Ok(format!("{scope}.{name}")),
-        (Some(scope), Some((own, _))) if own == scope => Ok(name),
-        (Some(scope), Some(_)) => Err(Failure::new(
-            Kind::Config,
-            format!("collections: {name:?} is not in scope {scope:?}: name it alone, or no scope"),
-        )),
-    };
-    Ok(Filter::Collections(collections.into_iter().map(qualify).collect::<Result<_, _>>()?))
+    let qualify = |name: String| if name.contains('.') { name } else { format!("_default.{name}") };
+    Ok(Filter::Collections(collections.into_iter().map(qualify).collect()))
 }
 
 /// Filters of document changes.
 pub(crate) fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
-    let keys = match arguments.optional("keys")? {
-        Some(key) if key.is_instance_of::<PyString>() => Some(vec![text("keys", &key)?]),
-        Some(keys) => Some(names("keys", &keys, "a pattern or a list of patterns")?),
-        None => None,
-    };
+    let keys = arguments.one_or_more("keys", "a pattern or a list of patterns")?;
     let words = Op::ALL.map(|op| (op.name(), op));
     let op =
         |name: String| one_of("ops", PyString::new(arguments.py(), &name).as_any(), &words, None);
-    let ops = arguments.names("ops")?;
+    let ops = arguments.one_or_more("ops", "an operation or a list of operations")?;
     let ops = ops.map(|ops| ops.into_iter().map(op).collect::<PyResult<_>>()).transpose()?;
     let since = arguments.optional("since")?.map(|since| nanoseconds(&since)).transpose()?;
     RowFilter::new(keys, ops, since).map_err(|error| config(error.to_string()))
@@ -314,6 +305,12 @@ pub(crate) fn check_connection(options: Bound<'_, PyDict>) -> PyResult<()> {
     Connection::read(&Arguments::new(options)).map(drop)
 }
 
+/// Checks a `dcp_rs.BatchPolicy`.
+#[pyfunction]
+pub(crate) fn check_batch(options: Bound<'_, PyDict>) -> PyResult<()> {
+    batch(&Arguments::new(options)).map(drop)
+}
+
 /// Checks the options of a stream.
 #[pyfunction]
 pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
@@ -325,9 +322,10 @@ pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<'_, PyDict>>> {
     let none = || Arguments::new(PyDict::new(py));
-    let (connection, of_stream, documents) = (none(), none(), none());
+    let (connection, of_stream, of_batch, documents) = (none(), none(), none(), none());
     let transport = Connection::read(&connection)?.transport;
     stream(&of_stream, transport, &table(&of_stream)?)?;
+    batch(&of_batch)?;
     read_documents(&documents, &mut TableOptions::default())?;
     let (plan, of_cluster, of_limits) = (none(), none(), none());
     limits(&plan)?;
@@ -336,6 +334,7 @@ pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<
     let all = [
         ("connection", connection),
         ("stream", of_stream),
+        ("batch", of_batch),
         ("documents", documents),
         ("plan", plan),
         ("cluster", of_cluster),

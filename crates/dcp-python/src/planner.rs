@@ -11,9 +11,9 @@ use crate::arguments::Arguments;
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::{self, Connection, filter, limits, retry_timeout, rows};
+use crate::options::{self, Connection, filter, limits, rows};
 use crate::runtime::{ProcessBound, wait};
-use crate::schema::table;
+use crate::schema::{Include, include, table};
 use crate::stream::ChangeStream;
 
 /// vBucket, vbuuid, from, to, epoch, whether it was rolled back.
@@ -27,8 +27,7 @@ fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
     options.vbuckets = arguments.vbuckets()?;
     options.filter = filter(arguments)?;
     options.rows = rows(arguments)?;
-    options.system_documents = arguments.flag("system_documents", options.system_documents)?;
-    options.patience = retry_timeout(arguments)?;
+    options.system_documents = include(arguments)?.contains(&Include::SystemDocuments);
     Ok(options)
 }
 
@@ -59,7 +58,9 @@ pub(crate) struct Planner {
 impl Planner {
     #[new]
     fn new(py: Python<'_>, client: &Client, options: Bound<'_, PyDict>) -> PyResult<Self> {
-        let (client, options) = (client.engine()?, planner_options(&Arguments::new(options))?);
+        let mut options = planner_options(&Arguments::new(options))?;
+        options.patience = client.transport().retry_timeout;
+        let client = client.engine()?;
         let planner = wait(py, || EnginePlanner::new(client, options))?;
         let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
         Ok(Self { planner: ProcessBound::new(py, "planner", planner)? })

@@ -6,9 +6,9 @@ use dcp_arrow::{
     TableSchema, ValueFormat,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyString};
+use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
-use crate::arguments::{Arguments, names, one_of};
+use crate::arguments::{Arguments, names, one_of, one_or_more};
 use crate::error::{Failure, Kind};
 
 /// The table described by the options of `Client.stream`.
@@ -21,15 +21,42 @@ pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
         ("variant", ValueFormat::Variant),
     ];
     options.columns = table_columns(arguments)?;
-    options.include_xattrs = arguments.flag("include_xattrs", options.include_xattrs)?;
-    options.history = arguments.flag("history", options.history)?;
+    let include = include(arguments)?;
+    options.include_xattrs = include.contains(&Include::Xattrs);
+    options.history = include.contains(&Include::History);
+    options.system_events = include.contains(&Include::SystemEvents);
     options.key_type = arguments.word("key_type", options.key_type, &key_types)?;
-    options.system_events = arguments.flag("system_events", options.system_events)?;
     options.value_format = arguments.word("value_format", options.value_format, &value_formats)?;
     if let Some(documents) = arguments.optional("document_schema")? {
         read_documents(&Arguments::new(documents.cast_into()?), &mut options)?;
     }
     Ok(TableSchema::new(&options).map_err(Failure::from)?)
+}
+
+/// What a stream delivers only if asked to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Include {
+    Xattrs,
+    History,
+    SystemEvents,
+    SystemDocuments,
+}
+
+/// Words of `include`.
+const INCLUDE: [(&str, Include); 4] = [
+    ("xattrs", Include::Xattrs),
+    ("history", Include::History),
+    ("system_events", Include::SystemEvents),
+    ("system_documents", Include::SystemDocuments),
+];
+
+/// The option `include`.
+pub(crate) fn include(arguments: &Arguments<'_>) -> PyResult<Vec<Include>> {
+    let py = arguments.py();
+    let Some(given) = arguments.get("include", PyTuple::empty(py))? else { return Ok(Vec::new()) };
+    let words = one_or_more("include", &given, "a word or a list of words")?;
+    let word = |word: &String| one_of("include", PyString::new(py, word).as_any(), &INCLUDE, None);
+    words.iter().map(word).collect()
 }
 
 /// A set of columns, or column names.

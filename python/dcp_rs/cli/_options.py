@@ -16,6 +16,7 @@ from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.options import Share
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -51,11 +52,16 @@ def vbucket_set(text: str) -> set[int]:
     return found
 
 
-def _member(text: str) -> tuple[int, int]:
-    which, slash, many = text.partition("/")
-    if not slash or not all(each.isascii() and each.isdecimal() for each in (which, many)):
-        raise click.BadParameter(f"{text!r} is not a reader and the number of readers, such as 0/3")
-    return int(which), int(many)
+def _vbuckets(text: str) -> Share | list[int]:
+    member, slash, of = text.partition("/")
+    if not slash:
+        return sorted(vbucket_set(text))
+    if not all(each.isascii() and each.isdecimal() for each in (member, of)):
+        raise click.BadParameter(f"{text!r} is not a member and the number of members, such as 0/3")
+    try:
+        return Share(int(member), int(of))
+    except ConfigError as error:
+        raise click.BadParameter(str(error)) from error
 
 
 def _columns(text: str) -> str | list[str]:
@@ -249,6 +255,12 @@ _CONNECTION = {
         metavar="SECONDS",
         help=f"Longest time to open a connection ({ConnectionOptions.connect_timeout:g}).",
     ),
+    "retry_timeout": click.option(
+        "--retry-timeout",
+        type=float,
+        metavar="SECONDS",
+        help=f"How long to retry a vBucket ({ConnectionOptions.retry_timeout:g}).",
+    ),
     "noop_interval": click.option(
         "--noop-interval",
         type=float,
@@ -304,22 +316,16 @@ _READING = {
     ),
     "vbuckets": click.option(
         "--vbuckets",
-        type=vbucket_set,
+        type=_vbuckets,
         metavar="LIST",
-        help="vBuckets to read, such as 0-63,70 (all).",
+        help="vBuckets to read, such as 0-63,70, or 0/3 for the share of the first of three"
+        " members (all).",
     ),
-    "member": click.option(
-        "--member",
-        type=_member,
-        metavar="I/N",
-        help="Read the share of reader I (from 0) of N, instead of --vbuckets.",
-    ),
-    "scope": click.option("--scope", help="Scope to read."),
     "collections": click.option(
         "--collections",
         type=words,
         metavar="LIST",
-        help="Collections to read, such as inventory.*,*.events.",
+        help='Collections to read, such as "inventory.*,*.events" (all).',
     ),
     "keys": click.option(
         "--keys", type=words, metavar="LIST", help="Keys to read, such as order::*,user::?."
@@ -336,10 +342,6 @@ _READING = {
         metavar="TIME",
         help="Skip earlier changes, for example 2026-01-31T00:00:00Z.",
     ),
-    "include_xattrs": click.option("--include-xattrs", is_flag=True, help="Add the column xattrs."),
-    "history": click.option(
-        "--history", is_flag=True, help="Read every version in collections that keep their history."
-    ),
     "document_schema": click.option(
         "--document-schema",
         metavar="COLUMNS",
@@ -353,13 +355,13 @@ _READING = {
         type=click.Choice(["null", "fail", "column"]),
         help="What to do with a malformed document (null).",
     ),
-    "system_events": click.option(
-        "--system-events", is_flag=True, help="Read changes of collections and scopes too."
-    ),
-    "system_documents": click.option(
-        "--system-documents",
-        is_flag=True,
-        help="Read the scope _system and transaction records too.",
+    "include": click.option(
+        "--include",
+        type=words,
+        metavar="LIST",
+        help="What to read as well: xattrs, history (every version, in collections that keep"
+        " them), system_events (changes of collections and scopes), system_documents (the scope"
+        " _system and transaction records).",
     ),
     "persisted_only": click.option(
         "--persisted-only", is_flag=True, help="Read only changes that every copy has on disk."
@@ -376,12 +378,6 @@ _READING = {
         "--on-rollback",
         type=click.Choice(["emit", "fail", "resync"]),
         help=f"What to do if the server has lost changes ({_STREAM['on_rollback']}).",
-    ),
-    "retry_timeout": click.option(
-        "--retry-timeout",
-        type=float,
-        metavar="SECONDS",
-        help=f"How long to retry a vBucket ({_STREAM['retry_timeout']:g}).",
     ),
     "key_type": click.option(
         "--key-type",
@@ -422,8 +418,6 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
             raise click.UsageError(
                 "--document-prefix and --on-malformed need --document-schema: give it too"
             )
-        if "vbuckets" in reading:
-            reading["vbuckets"] = sorted(reading["vbuckets"])
         options["reading"] = reading
 
     return taking([_READING[name] for name in names], take)

@@ -12,6 +12,7 @@ from dcp_rs.cli._options import connection_options, go_on_from, output_options, 
 from dcp_rs.cli._output import width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
 from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.options import BatchPolicy
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
@@ -95,7 +96,8 @@ def _print(
         go_on_from(store, reading)
     if limit is not None:
         # A checkpoint never includes a part of a batch.
-        reading["batch_rows"] = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
+        rows = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
+        reading["batch"] = BatchPolicy(max_rows=rows)
     with (
         Client(connection) as client,
         client.stream(until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]

@@ -135,7 +135,7 @@ def _with_client(options: ConnectionOptions, target: _probes.Target) -> Iterator
     no_nodes = _Watch("DNS lists no nodes")
     try:
         with no_nodes:
-            client = Client(options)
+            client = Client(replace(options, retry_timeout=options.connect_timeout))
     except DcpError as error:
         yield from _not_connected(error, options, target, is_listed=not no_nodes.has_seen)
         return
@@ -246,9 +246,7 @@ def _streams(client: Client, options: ConnectionOptions, reached: list[str]) -> 
     limit = options.connect_timeout
     bucket = client.bucket_name
     try:
-        with client.stream(
-            start="latest", vbuckets=wanted, columns=["seqno"], retry_timeout=limit
-        ) as stream:
+        with client.stream(start="latest", vbuckets=wanted, columns=["seqno"]) as stream:
             deadline = time.monotonic() + limit
             states: dict[int, str] = {}
             while time.monotonic() < deadline:

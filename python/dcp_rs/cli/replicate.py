@@ -31,11 +31,8 @@ _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 @click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
 @click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
 @reading_options(
-    only=(
-        "scope", "collections", "document_schema", "document_prefix", "on_malformed",
-        "persisted_only", "retry_timeout",
-    )
-)  # fmt: skip
+    only=("collections", "document_schema", "document_prefix", "on_malformed", "persisted_only")
+)
 @click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes.")
 @click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes.")
 @click.option("--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS.")

@@ -44,8 +44,7 @@ _QUIT = frozenset("qQ")
 @click.option("--once", is_flag=True, help="Print a single snapshot and exit.")
 @reading_options(
     only=(
-        "start", "vbuckets", "scope", "collections", "system_documents", "persisted_only",
-        "on_rollback", "retry_timeout",
+        "start", "vbuckets", "collections", "include", "persisted_only", "on_rollback",
     )
 )  # fmt: skip
 @output_options

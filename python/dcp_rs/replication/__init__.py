@@ -95,14 +95,12 @@ def replicate(
     *,
     mode: Literal["table", "log"] = "table",
     once: bool = False,
-    scope: str | None = None,
-    collections: Iterable[str] | None = None,
+    collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
     persisted_only: bool = False,
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
-    retry_timeout: float = 300.0,
     stop: threading.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
@@ -114,12 +112,12 @@ def replicate(
     complete.
 
     Args:
-        client: Client of the bucket.
+        client: Client of the bucket. While the cluster, or a collection that is read, is
+            unavailable, it retries for up to the client's `retry_timeout`.
         target: Where to write, as a URL or a `dcp_rs.replication.Target`.
         mode: `table` has a row for each document. `log` has a row for each change, including
             rollbacks and collection events.
         once: Whether to return once everything is written that the bucket had at the start.
-        scope: Scope to read, as in `dcp_rs.Client.stream`.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
             it, the column `value` has the JSON, and `_malformed` has documents that are not JSON.
@@ -128,8 +126,6 @@ def replicate(
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
         commit_interval: Seconds after the first change after which to commit.
-        retry_timeout: Seconds for which to retry while the cluster, or a collection that is read,
-            is unavailable.
         stop: Event that stops it: it commits what was read, and returns.
         on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.
@@ -153,9 +149,9 @@ def replicate(
     _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
-    _checks.text("scope", scope, optional=True)
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
-    _checks.seconds("retry_timeout", retry_timeout, 0.0, _DAY)
+    if isinstance(collections, str):
+        collections = [collections]
     names = None if collections is None else _checks.names("collections", collections)
     if stop is not None:
         _checks.instance("stop", stop, threading.Event, "a threading.Event")
@@ -177,13 +173,11 @@ def replicate(
     settings = Settings(
         mode=mode,
         once=once,
-        scope=scope,
         collections=names,
         persisted_only=persisted_only,
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,
-        retry_timeout=retry_timeout,
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )

@@ -22,6 +22,7 @@ from dcp_rs.exceptions import (
     ConfigError,
     StreamEndedError,
 )
+from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.reader import Reader
@@ -53,13 +54,11 @@ class Settings:
 
     mode: Mode
     once: bool
-    scope: str | None
     collections: list[str] | None
     persisted_only: bool
     commit_rows: int
     commit_bytes: int
     commit_interval: float
-    retry_timeout: float
     stop: threading.Event
     on_progress: Callable[[Progress], None] | None
 
@@ -120,7 +119,7 @@ class Replication:
 
     def _open(self, *, until_now: bool) -> ChangeStream:
         """Opens the stream from the target's position, or for a new generation."""
-        deadline = time.monotonic() + self._settings.retry_timeout
+        deadline = time.monotonic() + self._client.options.retry_timeout
         while True:
             try:
                 if self._client_is_outdated:
@@ -181,14 +180,14 @@ class Replication:
         return self._client.stream(
             start=start,
             until="now" if until_now else None,
-            scope=settings.scope,
             collections=settings.collections,
             persisted_only=settings.persisted_only,
-            system_events=True,
+            include="system_events",
             on_rollback="resync" if settings.mode == "table" else "emit",
-            retry_timeout=settings.retry_timeout,
-            batch_rows=min(settings.commit_rows, 10_000),
-            linger=min(settings.commit_interval, 0.1),
+            batch=BatchPolicy(
+                max_rows=min(settings.commit_rows, BatchPolicy.max_rows),
+                linger=min(settings.commit_interval, BatchPolicy.linger),
+            ),
             **self._layout.options,
         )
 
@@ -236,8 +235,10 @@ class Replication:
         """Whether a batch contains something that must be read again from its beginning."""
         if self._settings.mode == "table" and reducing.rolled_back(batch):
             return True
-        # The stream does not have the collection that may replace it.
-        return self._settings.collections is not None and reducing.has_end_of_collection(batch)
+        # Of a collection without wildcards, the stream does not have the one that replaces it.
+        names = self._settings.collections or []
+        has_plain_name = any(not {"*", "?"} & set(name) for name in names)
+        return has_plain_name and reducing.has_end_of_collection(batch)
 
     def _phase_of(self, *, until_now: bool) -> Phase:
         state = self._known()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.stream import ChangeStream
 
-# Batches read ahead, each of up to the stream's `batch_bytes`.
+# Batches read ahead, each of up to the stream's `max_bytes`.
 _AHEAD = 4
 
 

@@ -157,12 +157,10 @@ class Driver:
             self._planner = Planner(
                 self._client,
                 options.vbuckets,
-                scope=options.scope,
                 collections=options.collections,
                 keys=options.keys,
                 ops=options.ops,
                 since=options.since,
-                retry_timeout=options.retry_timeout,
             )
             if options.persisted_only and self._planner.is_ephemeral:
                 warnings.warn(

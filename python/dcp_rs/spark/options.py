@@ -48,7 +48,7 @@ class ReadOptions:
     """Environment variable with the password, on the driver and on every executor."""
     connect_timeout: float = ConnectionOptions.connect_timeout
     """Seconds in which a connection, and the first contact of a read, must succeed."""
-    retry_timeout: float = _STREAM["retry_timeout"]
+    retry_timeout: float = ConnectionOptions.retry_timeout
     """Seconds for which to retry while the cluster, or a vBucket, is unavailable, once it has
     answered: a failover may take two minutes, a restart more."""
     tls_ca: str | None = None
@@ -66,10 +66,9 @@ class ReadOptions:
     sasl_mechanisms: tuple[str, ...] | None = None
     """Authentication mechanisms in order of preference; by default, `PLAIN` and then SCRAM with
     `couchbases://`, otherwise SCRAM."""
-    scope: str | None = None
-    """Scope to read; by default, all."""
     collections: tuple[str, ...] | None = None
-    """Collections to read, as `collection` within `scope` or as `scope.collection`."""
+    """Collections to read, such as `inventory.airline`, or `inventory.*` for a whole scope; by
+    default, all."""
     keys: tuple[str, ...] | None = None
     """Patterns of keys to read, such as `order::*`; by default, all."""
     ops: tuple[Literal["mutation", "deletion", "expiration"], ...] | None = None
@@ -89,11 +88,10 @@ class ReadOptions:
     """`basic`, or `full`, which adds revision, expiry, flags, datatype and history branch."""
     include_value: bool = True
     """Whether to read documents. If not, the server does not send them."""
-    include_xattrs: bool = _STREAM["include_xattrs"]
-    """Adds the column `xattrs`, unless `columns` is set."""
-    history: bool = _STREAM["history"]
-    """Reads every version of a document that the server still has, in collections that keep their
-    change history, and adds the column `history`, unless `columns` is set."""
+    include: tuple[Literal["xattrs", "history"], ...] = ()
+    """`xattrs` adds the column `xattrs`, unless `columns` is set. `history` reads every version of
+    a document that the server still has, in collections that keep their change history, and adds
+    the column `history`, unless `columns` is set."""
     key_type: Literal["string", "binary"] = _STREAM["key_type"]
     """`binary` for keys that are not UTF-8."""
     value_format: Literal["binary", "string", "variant"] = _STREAM["value_format"]
@@ -196,6 +194,7 @@ class ReadOptions:
             password_file=self.password_file,
             bucket=self.bucket,
             connect_timeout=self.connect_timeout,
+            retry_timeout=self.retry_timeout,
             tls_ca=self.tls_ca,
             tls_certificate=self.tls_certificate,
             tls_key=self.tls_key,
@@ -215,9 +214,7 @@ class ReadOptions:
         """
         columns: Any = self.metadata if self.columns is None else self.columns
         if not self.include_value:
-            named = Schema(
-                columns=columns, include_xattrs=self.include_xattrs, history=self.history
-            ).names
+            named = Schema(columns=columns, include=self.include).names
             needs_documents = {
                 "documentSchema": self.document_schema is not None,
                 "valueFormat": self.value_format != _STREAM["value_format"],
@@ -231,8 +228,7 @@ class ReadOptions:
             "columns": columns,
             "key_type": self.key_type,
             "value_format": self.value_format,
-            "include_xattrs": self.include_xattrs,
-            "history": self.history,
+            "include": self.include,
             "document_schema": DocumentSchema(
                 self.document_schema, self.document_prefix, self.on_malformed
             ),
@@ -241,19 +237,17 @@ class ReadOptions:
     def stream(self) -> dict[str, Any]:
         """Returns the engine's options of the streams; where they begin and end is planned."""
         table = self.table()
+        batch = {"max_rows": self.batch_rows, "max_bytes": self.batch_bytes}
         options = table | {
             "document_schema": as_options(table["document_schema"]),
             "vbuckets": self.vbuckets,
-            "scope": self.scope,
             "collections": self.collections,
             "keys": self.keys,
             "ops": self.ops,
             "since": self.since,
-            "batch_rows": self.batch_rows,
-            "batch_bytes": self.batch_bytes,
+            "batch": {name: value for name, value in batch.items() if value is not None},
             "on_rollback": self.on_rollback,
             "persisted_only": self.persisted_only,
-            "retry_timeout": self.retry_timeout,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -281,6 +275,7 @@ def as_written(text: str) -> str:
     """Returns an error's text with options called as they are here; what is quoted stays."""
     names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
     names["buffer_size"] = "flowControlBufferBytes"
+    names |= {"max_rows": "batchRows", "max_bytes": "batchBytes"}
     return _QUOTED_OR_NAME.sub(lambda found: names.get(found[0], found[0]), text)
 
 
@@ -369,6 +364,13 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def _include(name: str, value: object) -> tuple[str, ...]:
+    words = tuple(word.lower() for word in _names(name, value))
+    if not set(words) <= {"xattrs", "history"}:
+        raise _wrong(name, value, "xattrs, history, or both separated by a comma")
+    return words
+
+
 def _moment(name: str, value: object) -> float:
     """Parses `2026-01-31T00:00:00Z`, or takes seconds since 1970."""
     expected = "a time with its zone, such as 2026-01-31T00:00:00Z, or seconds since 1970"
@@ -441,9 +443,8 @@ _PARSERS: dict[str, _Parser] = {
     "ending_offsets": _offsets("latest"),
     "fail_on_data_loss": _boolean,
     "flow_control_buffer_bytes": _size,
-    "history": _boolean,
+    "include": _include,
     "include_value": _boolean,
-    "include_xattrs": _boolean,
     "key_type": _word,
     "keys": _names,
     "max_rows_per_trigger": _number,

@@ -21,7 +21,7 @@ class Lag(NamedTuple):
 def lag(progress: Any, source: int = 0) -> Lag | None:
     """Returns the lag of a query when its last batch was planned.
 
-    With `scope` or `collections`, only their changes count, if the server reports their seqnos.
+    With `collections`, only their changes count, if the server reports their seqnos.
     Every seqno counts, although DCP keeps only the newest version of a key.
 
         dcp_rs.spark.lag(query.lastProgress).total

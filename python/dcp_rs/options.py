@@ -1,0 +1,84 @@
+"""Values of the options of `dcp_rs.Client.stream`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from dcp_rs import _checks, _dcp_rs
+from dcp_rs.exceptions import ConfigError
+
+Op = Literal["mutation", "deletion", "expiration"]
+Include = Literal["xattrs", "history", "system_events", "system_documents"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The vBuckets of one of several members, for `vbuckets` of `dcp_rs.Client.stream`.
+
+    Every process computes the same shares, which differ by at most one vBucket.
+
+        >>> [list(Share(member, of=3).vbuckets(8)) for member in range(3)]
+        [[0, 1], [2, 3, 4], [5, 6, 7]]
+
+    Attributes:
+        member: Which member, from 0.
+        of: Number of members.
+
+    Raises:
+        ConfigError: There is no such member.
+    """
+
+    member: int
+    of: int
+
+    def __post_init__(self) -> None:
+        _checks.integer("of", self.of, 1, 0xFFFF)
+        _checks.integer("member", self.member, 0, self.of - 1)
+
+    def vbuckets(self, num_vbuckets: int) -> range:
+        """Returns the vBuckets of the share.
+
+        These are `member * num_vbuckets // of` up to, but not including,
+        `(member + 1) * num_vbuckets // of`.
+
+        Args:
+            num_vbuckets: Number of vBuckets in the bucket.
+
+        Raises:
+            ConfigError: There are more members than vBuckets.
+        """
+        _checks.integer("num_vbuckets", num_vbuckets, 1, 0xFFFF)
+        if self.of > num_vbuckets:
+            raise ConfigError(
+                f"vbuckets: {self.of} members are too many: the bucket has only {num_vbuckets} "
+                "vBuckets"
+            )
+        return range(
+            self.member * num_vbuckets // self.of, (self.member + 1) * num_vbuckets // self.of
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPolicy:
+    """When a batch is delivered, for `batch` of `dcp_rs.Client.stream`.
+
+    A batch ends at the first limit that it reaches. `linger` ends one only if you are waiting for
+    it: a slow reader gets larger batches instead of more of them.
+
+    Attributes:
+        max_rows: Most rows in a batch.
+        max_bytes: Size in bytes at which a batch ends, at most 16 MiB.
+        linger: How long the first row of a batch waits for more rows, in seconds. From 2 ms on,
+            data on a busy connection may collect for that long before it is read.
+
+    Raises:
+        ConfigError: A limit is out of range.
+    """
+
+    max_rows: int = 10_000
+    max_bytes: int = 4 * 1024 * 1024
+    linger: float = 0.1
+
+    def __post_init__(self) -> None:
+        _dcp_rs.check_batch(vars(self))
