@@ -57,9 +57,16 @@ def test_names_are_taken_in_any_case():
         ("compress", "compressed"),
     ],
 )
-def test_an_unknown_option_is_refused_with_the_nearest_name(wrong, nearest):
+def test_an_unknown_option_is_refused_with_a_similar_name(wrong, nearest):
     with pytest.raises(ConfigError, match=f"no option {wrong}; did you mean {nearest}?"):
         parse(**{wrong: "1"})
+
+
+def test_no_option_is_suggested_that_is_not_similar():
+    with pytest.raises(ConfigError, match=r"no option member$"):
+        parse(member="0/3")
+    with pytest.raises(ConfigError, match=r"no option scope: .* collections=name\.\*$"):
+        parse(scope="inventory")
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ class ReadOptions:
             options: Values by option name, case-insensitive.
 
         Raises:
-            ConfigError: An option is unknown (the text suggests the nearest name), duplicated or
+            ConfigError: An option is unknown (the text suggests a similar name), duplicated or
                 missing, or has a wrong value.
         """
         _checks.instance("options", options, Mapping, "a mapping of names to values")
@@ -283,9 +283,14 @@ _QUOTED_OR_NAME = re.compile(r'"[^"]*"|\b[a-z]+(?:_[a-z]+)+\b')
 
 
 def _unknown(given: str, known: list[str]) -> str:
+    if given.lower() == "scope":
+        # It is one of Couchbase's own connector.
+        return f"there is no option {given}: choose all collections of one with collections=name.*"
     lower = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.0)
-    return f"there is no option {given}; did you mean {lower[nearest[0]]}?"
+    # As in the engine: what is not similar would mislead.
+    nearest = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.7)
+    hint = f"; did you mean {lower[nearest[0]]}?" if nearest else ""
+    return f"there is no option {given}{hint}"
 
 
 def _bucket_in(connection_string: str) -> str:
