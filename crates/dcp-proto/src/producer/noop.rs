@@ -3,10 +3,18 @@
 use core::time::Duration;
 use std::time::Instant;
 
-use dcp_wire::Opaque;
+use dcp_wire::{DecodeError, Frame, Opaque};
 
 /// The opaque of a connection's first noop; later ones count on from it.
 const FIRST_OPAQUE: u32 = 10_000_001;
+
+/// Checks that a noop has nothing but a header.
+pub(super) fn check(frame: &Frame<'_>) -> Result<(), DecodeError> {
+    match frame.header.body_len {
+        0 => Ok(()),
+        len => Err(DecodeError::InvalidLength { what: "noop", len }),
+    }
+}
 
 /// The noop schedule of a connection (DCP page "dead-connections").
 ///

@@ -506,7 +506,9 @@ fn only_copies_that_follow_take_changes() {
 fn malformed_packets_are_told_so() {
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.answer(&marker(0, 9, SnapshotFlags::MEMORY)), None);
-    for opcode in [0x51, 0x52, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5b, 0x5f, 0x60, 0x62, 0x63, 0x64] {
+    for opcode in
+        [0x51, 0x52, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5b, 0x5c, 0x5f, 0x60, 0x62, 0x63, 0x64]
+    {
         let request = Frame::request(Opcode(opcode)).with_vbid(VB).with_opaque(TO.opaque);
         let packet = encoded(request.with_extras(&[1, 2, 3]));
         assert_eq!(peer.answer(&packet), Some(Status::EINVAL), "{opcode:#x}");

@@ -16,7 +16,9 @@ use crate::producer::settings::SyncWrites;
 use crate::producer::shape::Shape;
 use crate::producer::stream::Stream;
 use crate::producer::stream_request::Checks;
-use crate::producer::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource, oso};
+use crate::producer::{
+    BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource, noop, oso,
+};
 
 /// Outcome of a request: the outer error ends the connection, the inner one is answered.
 pub(super) type Outcome = Result<Result<(), Refusal>, Disconnect>;
@@ -206,9 +208,7 @@ fn check_stream_message(frame: &Frame<'_>) -> Result<(), DecodeError> {
         Opcode::DCP_SYSTEM_EVENT => SystemEvent::decode(frame).map(drop),
         Opcode::DCP_SEQNO_ADVANCED => SeqnoAdvanced::decode(frame).map(drop),
         Opcode::DCP_OSO_SNAPSHOT => OsoSnapshot::decode(frame).map(drop),
-        Opcode::DCP_NOOP if frame.header.body_len != 0 => {
-            Err(DecodeError::InvalidLength { what: "noop", len: frame.header.body_len })
-        }
+        Opcode::DCP_NOOP => noop::check(frame),
         _ => Ok(()),
     }
 }

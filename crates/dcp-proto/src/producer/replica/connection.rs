@@ -13,6 +13,7 @@ use super::negotiation::{Answered, Negotiation};
 use super::store::ReplicaStore;
 use super::stream::{Phase, Rejected, Stream, Taken};
 use crate::flow_control::counted_bytes;
+use crate::producer::noop;
 use crate::producer::refusal::Refusal;
 use crate::producer::reply::{refuse, succeed};
 use crate::producer::{Disconnect, Features, ServerVersion, VBucketState};
@@ -84,7 +85,10 @@ impl Connection {
         }
         let opcode = frame.header.opcode;
         match opcode {
-            Opcode::DCP_NOOP => succeed(frame, out),
+            Opcode::DCP_NOOP => match noop::check(frame) {
+                Ok(()) => succeed(frame, out),
+                Err(error) => self.reject(frame, error, out),
+            },
             Opcode::DCP_ADD_STREAM => self.add_stream(frame, store, out),
             Opcode::DCP_CLOSE_STREAM => self.close_stream(frame, out),
             Opcode::DCP_STREAM_REQ
