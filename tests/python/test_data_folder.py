@@ -19,7 +19,7 @@ import zlib
 import pytest
 
 import dcp_rs
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, ConnectError
 from reading import rows_of
 
 
@@ -284,6 +284,54 @@ def test_ft_16_to_ft_18_a_cluster_that_is_killed_again_and_again_has_what_it_ack
     acknowledged = sum((writer.acknowledged for writer in writers), collections.Counter())
     assert all(acknowledged[level] > kills / 2 for level in (0, 2, 3)), acknowledged
     assert reader.rollbacks or kills < 20, f"seed {seed}: nothing was ever lost"
+
+
+_FAIL_OVER = """
+import sys, time
+from dcp_rs.testing import EmbeddedCluster
+
+cluster = EmbeddedCluster(nodes=3, replicas=2, vbuckets=4, data=sys.argv[1])
+for key in "abcdefgh":
+    cluster.upsert(key, "1")
+cluster.persist()
+cluster.failover(0)
+print("failed over", flush=True)
+time.sleep(60)
+"""
+
+
+def _three_nodes(folder):
+    """Opens a folder on ports that follow each other; returns the cluster and its first port."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(ConnectError):
+            return port, dcp_rs.testing.EmbeddedCluster(
+                nodes=3, replicas=2, vbuckets=4, data=folder, port=port
+            )
+
+
+def test_a_node_that_was_failed_over_stays_out_when_the_cluster_is_killed(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", _FAIL_OVER, tmp_path], stdout=subprocess.PIPE
+    )
+    try:
+        assert process.stdout.readline() == b"failed over\n"
+    finally:
+        process.kill()
+        process.communicate()
+    port, cluster = _three_nodes(tmp_path)
+    with cluster:
+        assert cluster.num_nodes == 2
+        assert all(cluster.get(key).value == b"1" for key in "abcdefgh")
+        with Node({"connection_string": f"couchbase://127.0.0.1:{port}"}, 0) as node:
+            status, value = node.ask(0x00, vbucket=0, key=b"a")
+            assert status == 7, "it has no vBuckets"
+            servers = json.loads(value)["vBucketServerMap"]["serverList"]
+            assert servers == [f"127.0.0.1:{port + number}" for number in (1, 2)]
+        assert all(0 not in cluster.copies_of(vbucket) for vbucket in range(4))
+        cluster.rebalance()
+        assert cluster.num_nodes == 3
+        assert any(0 in cluster.copies_of(vbucket) for vbucket in range(4))
 
 
 def test_only_the_owner_may_read_the_data(tmp_path):

@@ -82,7 +82,8 @@ class Control:
         A graceful failover first sends everything to the replicas: histories continue, and streams
         end with "state changed".
 
-        To bring the node back, call `restart` and `rebalance`.
+        To bring the node back, call `restart` and `rebalance`. Until then it stays out, even if the
+        cluster is closed and started again from its data folder.
 
             >>> with EmbeddedCluster(nodes=2, replicas=1, vbuckets=1) as cluster:
             ...     _ = cluster.upsert("kept", "1")

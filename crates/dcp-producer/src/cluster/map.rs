@@ -92,6 +92,11 @@ impl ClusterMap {
         self.nodes.get(node).is_some_and(|node| node.is_member)
     }
 
+    /// Nodes that do not belong to the cluster any more.
+    pub(crate) fn failed_over(&self) -> Vec<usize> {
+        (0..self.nodes.len()).filter(|&node| !self.is_member(node)).collect()
+    }
+
     /// The map as sent by `node`.
     pub(crate) fn view(&self, node: usize) -> Option<&MapView> {
         self.views.get(node).map(|view| view.get_or_init(|| self.write_out(node)))

@@ -272,10 +272,23 @@ impl Cluster {
     }
 
     /// Resumes the bucket of an earlier process, whose copies are in place already. If they do not
-    /// match the present nodes, they move as in a rebalance. The map's versions are above all of
-    /// that process.
-    pub(crate) fn resume(&self, uuid: Option<Arc<str>>, manifest: Manifest, epoch: i64) {
+    /// match the present nodes, they move as in a rebalance. Nodes that were `failed_over` run, but
+    /// do not belong to the cluster. The map's versions are above all of that process.
+    pub(crate) fn resume(
+        &self,
+        uuid: Option<Arc<str>>,
+        manifest: Manifest,
+        epoch: i64,
+        failed_over: &[usize],
+    ) {
         let resumed = self.change(|change| {
+            // If there are fewer nodes now, none of the members may be left.
+            if (0..change.nodes.len()).any(|node| !failed_over.contains(&node)) {
+                for &node in failed_over {
+                    // The process may have ended before it stored the copies without the node.
+                    self.leave(change, node, false);
+                }
+            }
             let usable = self.usable(&change.nodes);
             for vbid in self.bucket.vbids() {
                 if uuid.is_none() {

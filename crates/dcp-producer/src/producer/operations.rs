@@ -67,14 +67,27 @@ impl Producer {
     /// A graceful failover first lets each replica catch up: histories continue, the node stays
     /// reachable, its streams end with "state changed".
     ///
-    /// To add the node back, use [`restart`](Self::restart) and [`rebalance`](Self::rebalance).
+    /// To add the node back, use [`restart`](Self::restart) and [`rebalance`](Self::rebalance). Until
+    /// then it stays out, even if the whole cluster is started again from its data folder.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for a node that does not exist, [`Error::NotAMember`],
-    /// [`Error::LastNode`], or [`Error::NodeDown`] for a graceful failover of a node that is not
-    /// running.
+    /// [`Error::LastNode`], or for a graceful failover [`Error::NodeDown`] if the node is not running
+    /// and [`Error::NodesCutOff`] if a fault keeps two nodes from reaching each other.
     pub fn failover(&self, node: usize, graceful: bool) -> Result<(), Error> {
-        self.cluster.fail_over(node, graceful)
+        self.cluster.fail_over(node, graceful)?;
+        self.store([]);
+        Ok(())
+    }
+
+    /// Stores which nodes belong to the cluster and, of `vbids`, what is persisted, if there is a
+    /// data folder.
+    fn store(&self, vbids: impl IntoIterator<Item = Vbid>) {
+        if let Some(store) = &self.store
+            && let Err(error) = store.round(&self.cluster, vbids)
+        {
+            tracing::error!(%error, "changes could not be written to the data folder");
+        }
     }
 
     /// Takes a majority of nodes out of the cluster, as in an unsafe failover. Like hard failovers
@@ -84,7 +97,9 @@ impl Producer {
     /// [`Error::InvalidOption`] for a node that does not exist, [`Error::NotAMember`], or
     /// [`Error::LastNode`] if none would be left.
     pub fn failover_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
-        self.cluster.fail_over_unsafely(nodes)
+        self.cluster.fail_over_unsafely(nodes)?;
+        self.store([]);
+        Ok(())
     }
 
     /// Version of the cluster map: its epoch and its revision. Every change increases the pair.
@@ -143,9 +158,11 @@ impl Producer {
     /// Histories continue; streams of moved vBuckets end with "state changed".
     ///
     /// # Errors
-    /// [`Error::NodeDown`] if a node of the cluster is not running.
+    /// [`Error::NodeDown`] if a node of the cluster is not running, or [`Error::NodesCutOff`].
     pub fn rebalance(&self) -> Result<(), Error> {
-        self.cluster.rebalance()
+        self.cluster.rebalance()?;
+        self.store([]);
+        Ok(())
     }
 
     /// Sets how many changes a replica of a vBucket leaves unapplied, `None` for all future ones:
@@ -206,11 +223,7 @@ impl Producer {
             });
             bucket.changes().announce(vbid);
         }
-        if let Some(store) = &self.store
-            && let Err(error) = store.round(&self.cluster, bucket.vbids())
-        {
-            tracing::error!(%error, "changes could not be written to the data folder");
-        }
+        self.store(bucket.vbids());
     }
 
     /// Persists everything, then purges the tombstones of a vBucket up to seqno `to`; its last

@@ -41,6 +41,9 @@ struct BucketRecord {
     manifest: Value,
     /// Epoch of the cluster map.
     epoch: i64,
+    /// Nodes that were failed over and not added again.
+    #[serde(default)]
+    failed_over: Vec<usize>,
 }
 
 impl BucketRecord {
@@ -55,6 +58,7 @@ impl BucketRecord {
             uuid: map.bucket_uuid.as_deref().map(str::to_owned),
             manifest: map.manifest.to_stored(),
             epoch: map.version.epoch,
+            failed_over: map.failed_over(),
         }
     }
 }
@@ -203,7 +207,7 @@ impl Open {
                 }
             }
         }
-        cluster.resume(record.uuid.map(Into::into), manifest, epoch);
+        cluster.resume(record.uuid.map(Into::into), manifest, epoch, &record.failed_over);
         Ok(())
     }
 

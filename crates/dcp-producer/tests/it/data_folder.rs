@@ -240,9 +240,47 @@ async fn a_copy_that_takes_over_is_stored_in_place_of_the_one_that_failed() {
     producer.shutdown().await;
 
     let producer = open(crashed.path()).await;
+    assert_eq!(producer.copies_of(VB).unwrap(), [1], "the other node is out");
     assert_eq!(value(&producer, &keys[0]).unwrap(), b"1");
     assert_eq!((value(&producer, &keys[1]), value(&producer, &keys[2])), (None, None));
     assert_eq!(failover_log(&producer).await[1..], log, "the crash adds a branch to it");
+}
+
+#[tokio::test]
+async fn a_node_that_was_failed_over_stays_out_until_a_rebalance() {
+    let three = |options: &mut ProducerOptions| (options.nodes, options.replicas) = (3, 2);
+    let folder = tempfile::tempdir().unwrap();
+    let producer = open_with(folder.path(), three).await;
+    let keys = keys(&producer, 3);
+    write(&producer, &keys[0], "1");
+    producer.persist();
+    write(&producer, &keys[1], "not stored");
+    producer.failover(0, false).unwrap();
+    // The copies in the folder are those before the failover.
+    let crashed = crash(&folder);
+    producer.restart(0, true).await.unwrap();
+    producer.shutdown().await;
+    for (folder, second) in [(&crashed, None), (&folder, Some(&b"not stored"[..]))] {
+        let producer = open_with(folder.path(), three).await;
+        assert_eq!(producer.num_nodes(), 2);
+        assert_eq!(producer.copies_of(VB).unwrap(), [1, 2]);
+        assert_eq!(value(&producer, &keys[0]).as_deref(), Some(&b"1"[..]));
+        assert_eq!(value(&producer, &keys[1]).as_deref(), second);
+        producer.shutdown().await;
+    }
+    let producer = open_with(folder.path(), three).await;
+    producer.rebalance().unwrap();
+    assert_eq!((producer.num_nodes(), producer.copies_of(VB).unwrap()), (3, vec![0, 1, 2]));
+    let crashed = crash(&folder);
+    drop(producer);
+    let producer = open_with(crashed.path(), three).await;
+    assert_eq!((producer.num_nodes(), producer.copies_of(VB).unwrap().len()), (3, 3));
+    producer.failover(0, false).unwrap();
+    producer.shutdown().await;
+    let alone = |options: &mut ProducerOptions| (options.nodes, options.replicas) = (1, 0);
+    let producer = open_with(crashed.path(), alone).await;
+    assert_eq!(producer.copies_of(VB).unwrap(), [0], "there is no other node now");
+    assert_eq!(value(&producer, &keys[0]).as_deref(), Some(&b"1"[..]));
 }
 
 #[tokio::test]
