@@ -64,6 +64,14 @@ pub enum Error {
         /// vBuckets of the bucket.
         count: u16,
     },
+    /// A fault keeps two nodes from reaching each other, which moving vBuckets requires.
+    #[error("nodes {node} and {other} do not reach each other: end the fault between them")]
+    NodesCutOff {
+        /// One node.
+        node: usize,
+        /// The other.
+        other: usize,
+    },
     /// No running node has the vBucket.
     #[error("{vbid} is on no running node: restart its node, fail it over or rebalance")]
     VbucketUnavailable {

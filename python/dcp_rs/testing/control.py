@@ -67,7 +67,8 @@ class Control:
         """Moves a vBucket to another node, numbered from 0, as a rebalance does.
 
         Raises:
-            ConfigError: The vBucket or the node does not exist, or the node is not running.
+            ConfigError: The vBucket or the node does not exist, the node is not running, or a fault
+                keeps the two nodes from reaching each other.
         """
         self._inner.move_vbucket(_vbucket(vbucket), _node(node))
 
@@ -75,8 +76,9 @@ class Control:
         """Fails over a node: replicas of its vBuckets become active.
 
         A hard failover treats the node as dead: it closes its connections and refuses new ones.
-        Each promoted replica continues with what it had received (see `set_replica_lag`) on a new
-        history branch, and a client that has read more must roll back. A vBucket without a replica
+        Of each vBucket, the replica that has received the most is promoted. It continues with that
+        (see `set_replica_lag`) on a new history branch, and a client that has read more must roll
+        back. A vBucket without a replica
         is unavailable until the next `rebalance`, which recreates it empty.
 
         A graceful failover first sends everything to the replicas: histories continue, and streams
@@ -94,8 +96,9 @@ class Control:
             (False, True)
 
         Raises:
-            ConfigError: The node does not exist, has already been failed over, is the last one, or
-                is not running (for a graceful failover).
+            ConfigError: The node does not exist, has already been failed over or is the last one.
+                For a graceful failover, also: it is not running, or a fault keeps two nodes from
+                reaching each other.
         """
         _checks.flag("graceful", graceful)
         self._inner.failover(_node(node), graceful)
@@ -156,7 +159,8 @@ class Control:
         of moved vBuckets end with "state changed".
 
         Raises:
-            ConfigError: A node of the cluster is not running.
+            ConfigError: A node of the cluster is not running, or a fault keeps two nodes from
+                reaching each other.
         """
         self._inner.rebalance()
 
@@ -334,6 +338,17 @@ class Control:
             ...         changes = sum(batch.num_rows for batch in client.stream(until="now"))
             ...     changes, cluster.fault_counts()
             (1, [1])
+
+        With `between`, a rule is about replication, here of a partitioned cluster:
+
+            >>> with EmbeddedCluster(nodes=3, replicas=2, vbuckets=1) as cluster:
+            ...     cluster.set_faults(
+            ...         [{"condition": {"between": [[0], [1, 2]]}, "reaction": "disconnect"}]
+            ...     )
+            ...     _ = cluster.upsert("a", "1")
+            ...     cluster.failover(0)  # nodes 1 and 2 have not received the document
+            ...     cluster.get("a") is None
+            True
 
         Args:
             rules: The rules; an empty list removes all.

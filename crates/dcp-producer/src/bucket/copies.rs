@@ -1,11 +1,15 @@
 //! The copies of one vBucket on the nodes of the cluster, and how replicas follow the active one.
 
+use core::cmp::Reverse;
+use std::sync::Arc;
+
 use dcp_proto::producer::VBucketState;
 use dcp_wire::Vbuuid;
 use dcp_wire::message::{DurabilityLevel, StreamRequestFlags};
 
 use super::durable::Undecided;
 use super::link::Link;
+use super::link_faults::{LinkFaults, LinkState};
 use super::stored::{Unstored, VBucketRecord};
 use super::storing::Stored;
 use super::vbucket::VBucket;
@@ -26,12 +30,15 @@ pub(crate) struct Copy {
     pub(crate) lag: u64,
     /// Connection that feeds the replica; `None` before it is first fed.
     pub(super) link: Option<Link>,
+    /// Faults of this connection when it was last used.
+    faults: LinkState,
 }
 
 impl Copy {
     /// A copy with the contents of `vbucket`.
     pub(super) const fn new(node: usize, vbucket: VBucket) -> Self {
-        Self { node, is_up: true, vbucket, lag: 0, link: None }
+        let faults = LinkState::NONE;
+        Self { node, is_up: true, vbucket, lag: 0, link: None, faults }
     }
 
     /// Makes the copy a replica.
@@ -41,63 +48,83 @@ impl Copy {
         self.link = None;
     }
 
-    /// Receives the changes of `active` and applies all but the last `lag`.
-    fn follow(&mut self, active: &mut VBucket) {
-        if self.is_up && self.lag != HELD {
-            self.stream(active, self.lag, StreamRequestFlags::empty());
+    /// Receives the changes of `active`, a copy on another node, and applies all but the last `lag`.
+    fn follow(&mut self, active: &mut VBucket, node: usize, faults: &LinkFaults) {
+        if !self.is_up {
+            return;
+        }
+        let now = faults.of(node, self.node, active.vbid());
+        faults.count(&self.faults, &now);
+        self.faults = now;
+        if now.is_closed() || self.link.as_ref().is_some_and(|link| !link.suits(&now)) {
+            self.link = None;
+        }
+        // It takes packets in both directions to open a connection.
+        let is_cut = match self.link {
+            Some(_) => now.stalls_changes() && now.stalls_answers(),
+            None => now.is_closed() || now.stalls_changes() || now.stalls_answers(),
+        };
+        if self.lag != HELD && !is_cut {
+            self.stream(active, now, StreamRequestFlags::empty());
         }
     }
 
     /// Takes the vBucket over from `active`, which becomes dead; returns whether it succeeded.
     fn take_over(&mut self, active: &mut VBucket) -> bool {
         self.link = None;
-        self.stream(active, 0, StreamRequestFlags::TAKE_OVER);
+        self.stream(active, LinkState::NONE, StreamRequestFlags::TAKE_OVER);
         self.link = None;
         self.vbucket.state == VBucketState::Active
     }
 
     /// Transfers what the link has; a closed one is reopened next time.
-    fn stream(&mut self, active: &mut VBucket, lag: u64, flags: StreamRequestFlags) {
-        let link = self.link.get_or_insert_with(Link::new);
-        if let Err(reason) = link.carry(active, &mut self.vbucket, lag, flags) {
+    fn stream(&mut self, active: &mut VBucket, faults: LinkState, flags: StreamRequestFlags) {
+        let link = self.link.get_or_insert_with(|| Link::new(&faults));
+        let lag = if flags == StreamRequestFlags::TAKE_OVER { 0 } else { self.lag };
+        if let Err(reason) = link.carry(active, &mut self.vbucket, lag, &faults, flags) {
             tracing::warn!(vbid = %active.vbid(), node = self.node, %reason, "replication stopped");
             self.link = None;
         }
     }
 }
 
-/// The copies of one vBucket: the active one first, unless it is lost.
+/// The copies of one vBucket.
 #[derive(Debug, Default)]
-pub(crate) struct Copies(Vec<Copy>);
+pub(crate) struct Copies {
+    /// The active one first, unless it is lost.
+    all: Vec<Copy>,
+    /// Faults of the connections between nodes.
+    link_faults: Arc<LinkFaults>,
+}
 
 impl Copies {
     /// The copies of nodes that run.
     pub(super) fn running(&mut self) -> impl Iterator<Item = &mut Copy> {
-        self.0.iter_mut().filter(|copy| copy.is_up)
+        self.all.iter_mut().filter(|copy| copy.is_up)
     }
 
     /// Nodes of the copies, the active one's first.
     pub(crate) fn nodes(&self) -> Vec<usize> {
-        self.0.iter().map(|copy| copy.node).collect()
+        self.all.iter().map(|copy| copy.node).collect()
     }
 
     pub(super) fn get(&self, index: usize) -> Option<&Copy> {
-        self.0.get(index)
+        self.all.get(index)
     }
 
     /// The vBucket of an existing copy.
     pub(super) fn vbucket(&self, index: usize) -> &VBucket {
-        &self.0[index].vbucket
+        &self.all[index].vbucket
     }
 
     pub(crate) fn get_mut(&mut self, index: usize) -> Option<&mut Copy> {
-        self.0.get_mut(index)
+        self.all.get_mut(index)
     }
 
     /// Index of the active copy if its node runs.
     pub(super) fn active(&self) -> Option<usize> {
         let is_active = |copy: &&Copy| copy.is_up && copy.vbucket.state == VBucketState::Active;
-        self.0.first().filter(is_active).map(|_| 0)
+        self.all.first().filter(is_active).map(|_| 0)
     }
 
     /// Changes the state of the active copy; a former replica becomes active on the branch
@@ -109,7 +136,7 @@ impl Copies {
         vbuuid: Vbuuid,
         keeps_checkpoint: bool,
     ) -> bool {
-        let Some(Copy { vbucket, .. }) = self.0.first_mut().filter(|copy| copy.is_up) else {
+        let Some(Copy { vbucket, .. }) = self.all.first_mut().filter(|copy| copy.is_up) else {
             return false;
         };
         match (vbucket.state, state) {
@@ -124,7 +151,7 @@ impl Copies {
 
     /// Index of the copy on a node.
     pub(super) fn on(&self, node: usize) -> Option<usize> {
-        self.0.iter().position(|copy| copy.node == node && copy.is_up)
+        self.all.iter().position(|copy| copy.node == node && copy.is_up)
     }
 
     /// Lets the replicas receive what the active copy has.
@@ -132,21 +159,30 @@ impl Copies {
         if self.active().is_none() {
             return;
         }
-        if let Some((active, replicas)) = self.0.split_first_mut() {
+        if let Some((active, replicas)) = self.all.split_first_mut() {
             for replica in replicas {
-                replica.follow(&mut active.vbucket);
+                replica.follow(&mut active.vbucket, active.node, &self.link_faults);
             }
         }
     }
 
+    /// Changes the faults of the connections between nodes.
+    pub(super) fn set_link_faults(&mut self, faults: &Arc<LinkFaults>) {
+        self.link_faults = Arc::clone(faults);
+        for copy in &mut self.all {
+            copy.faults = LinkState::NONE;
+        }
+        self.replicate();
+    }
+
     /// Whether there are `majority` copies to make a write durable.
     pub(super) fn can_be_durable(&self, majority: usize) -> bool {
-        self.0.len() >= majority
+        self.all.len() >= majority
     }
 
     /// Whether a durable write waits for copies.
     pub(super) fn is_undecided(&self) -> bool {
-        self.active().is_some_and(|active| self.0[active].vbucket.durable.undecided().is_some())
+        self.active().is_some_and(|active| self.all[active].vbucket.durable.undecided().is_some())
     }
 
     /// Commits the durable writes that enough copies have, and aborts those past their deadline;
@@ -154,7 +190,7 @@ impl Copies {
     pub(super) fn settle(&mut self, majority: usize, now: Now) -> bool {
         let mut any = false;
         loop {
-            let Some(active) = self.active().and_then(|active| self.0.get_mut(active)) else {
+            let Some(active) = self.active().and_then(|active| self.all.get_mut(active)) else {
                 return any;
             };
             let Some(write) = active.vbucket.durable.undecided() else {
@@ -162,7 +198,7 @@ impl Copies {
             };
             let commit = self.is_durable(&write, majority);
             let completed = (commit || now > write.deadline)
-                && self.0.first_mut().is_some_and(|active| active.vbucket.complete_next(commit));
+                && self.all.first_mut().is_some_and(|active| active.vbucket.complete_next(commit));
             if !completed {
                 return any;
             }
@@ -175,7 +211,7 @@ impl Copies {
     /// what they have. If persistence is required, their flushers are woken.
     fn is_durable(&mut self, write: &Undecided, majority: usize) -> bool {
         let on_disk = write.level != DurabilityLevel::MAJORITY;
-        let Some((active, replicas)) = self.0.split_first_mut() else {
+        let Some((active, replicas)) = self.all.split_first_mut() else {
             return false;
         };
         if on_disk {
@@ -184,7 +220,7 @@ impl Copies {
         for replica in replicas.iter_mut().filter(|copy| copy.is_up) {
             if write.level == DurabilityLevel::PERSIST_TO_MAJORITY {
                 replica.vbucket.persist();
-                replica.follow(&mut active.vbucket);
+                replica.follow(&mut active.vbucket, active.node, &self.link_faults);
             }
         }
         let active = &active.vbucket;
@@ -199,68 +235,74 @@ impl Copies {
         1 + replicas.iter_mut().filter(acknowledged).count() >= majority
     }
 
-    /// After the active copy's node failed, makes the first running replica the active copy, on the
-    /// branch `vbuuid`, with only what it received. Without a running replica, the vBucket waits
-    /// for the node of the first one.
+    /// After the active copy's node failed, makes a running replica the active copy, on the branch
+    /// `vbuuid`, with only what it received: the one with the most durable writes and, among those,
+    /// the most changes. Without a running replica, the vBucket waits for the node of the first one.
     fn promote(&mut self, vbuuid: Vbuuid) {
-        if self.0.is_empty() {
+        if self.all.is_empty() {
             return;
         }
-        let index = self.0.iter().position(|copy| copy.is_up).unwrap_or_default();
-        let mut copy = self.0.remove(index);
+        let has = |(index, copy): &(usize, &Copy)| {
+            let VBucket { durable, high_seqno, .. } = &copy.vbucket;
+            // The first of equals.
+            (durable.high_prepared(), *high_seqno, Reverse(*index))
+        };
+        let running = self.all.iter().enumerate().filter(|(_, copy)| copy.is_up);
+        let best = running.max_by_key(has).map(|(index, _)| index);
+        let mut copy = self.all.remove(best.unwrap_or_default());
         copy.link = None;
         copy.vbucket.charge(true);
         copy.vbucket.promote(Some(vbuuid));
-        self.0.insert(0, copy);
+        self.all.insert(0, copy);
     }
 
     /// What is missing from the data folder for each copy, by node.
     pub(crate) fn unstored(&mut self) -> Vec<(usize, Unstored)> {
-        self.0.iter_mut().map(|copy| (copy.node, copy.vbucket.unstored())).collect()
+        self.all.iter_mut().map(|copy| (copy.node, copy.vbucket.unstored())).collect()
     }
 
     /// Notes up to where a data folder has the copy of a node.
     pub(super) fn note_stored(&mut self, node: usize, stored: Stored) {
-        for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
+        for copy in self.all.iter_mut().filter(|copy| copy.node == node) {
             copy.vbucket.note_stored(stored);
         }
     }
 
     /// The record of each copy for the data folder, when the cluster stops cleanly.
     pub(crate) fn last_records(&self) -> Vec<(usize, VBucketRecord)> {
-        self.0.iter().map(|copy| (copy.node, copy.vbucket.record(copy.is_up))).collect()
+        self.all.iter().map(|copy| (copy.node, copy.vbucket.record(copy.is_up))).collect()
     }
 
     /// Replaces the copies by `copies`, the active one first.
     pub(crate) fn restore(&mut self, copies: Vec<Copy>) {
         self.clear();
-        self.0 = copies;
+        self.all = copies;
     }
 
     /// Drops all copies.
     pub(crate) fn clear(&mut self) {
-        for copy in &mut self.0 {
+        for copy in &mut self.all {
             copy.vbucket.charge(false);
         }
-        self.0.clear();
+        self.all.clear();
     }
 
     /// Drops the copy of a node that leaves the cluster. Without `graceful`, unreplicated changes
     /// of the active copy are lost; otherwise the first running replica receives everything and
     /// continues the history.
     pub(crate) fn leave(&mut self, node: usize, graceful: bool, vbuuid: Vbuuid) {
-        let Some(index) = self.0.iter().position(|copy| copy.node == node) else {
+        let Some(index) = self.all.iter().position(|copy| copy.node == node) else {
             return;
         };
-        let successor = self.0.iter().find(|copy| copy.node != node && copy.is_up);
+        let successor = self.all.iter().find(|copy| copy.node != node && copy.is_up);
         if index == 0
             && graceful
             && let Some(to) = successor.map(|copy| copy.node)
         {
             self.hand_over(to);
         }
-        let gone = self.0.iter().position(|copy| copy.node == node);
-        let mut gone = gone.map(|at| (at, self.0.remove(at)));
+        let gone = self.all.iter().position(|copy| copy.node == node);
+        let mut gone = gone.map(|at| (at, self.all.remove(at)));
         if let Some((_, copy)) = &mut gone {
             copy.vbucket.charge(false);
         }
@@ -273,25 +315,25 @@ impl Copies {
     /// Makes the copy of a node take the vBucket over from the active one, which becomes a replica,
     /// as in a rebalance; `false` if the node has no copy.
     pub(crate) fn hand_over(&mut self, node: usize) -> bool {
-        let Some(index) = self.0.iter().position(|copy| copy.node == node) else {
+        let Some(index) = self.all.iter().position(|copy| copy.node == node) else {
             return false;
         };
-        if let Some((active, replicas)) = self.0.split_first_mut()
+        if let Some((active, replicas)) = self.all.split_first_mut()
             && let Some(successor) = index.checked_sub(1).and_then(|at| replicas.get_mut(at))
             && successor.take_over(&mut active.vbucket)
         {
             successor.vbucket.charge(true);
             active.make_replica();
-            self.0.swap(0, index);
+            self.all.swap(0, index);
             // The others are fed by the new active copy from now on.
-            self.0.iter_mut().for_each(|copy| copy.link = None);
+            self.all.iter_mut().for_each(|copy| copy.link = None);
         }
         true
     }
 
     /// Makes a new copy take the vBucket over from the active one, which is dropped.
     pub(crate) fn move_to(&mut self, mut copy: Copy) {
-        let Some(active) = self.0.first_mut() else {
+        let Some(active) = self.all.first_mut() else {
             return;
         };
         copy.vbucket.settings.holds_persistence = active.vbucket.settings.holds_persistence;
@@ -300,37 +342,37 @@ impl Copies {
             active.vbucket.charge(false);
             *active = copy;
         }
-        self.0.iter_mut().for_each(|copy| copy.link = None);
+        self.all.iter_mut().for_each(|copy| copy.link = None);
     }
 
     /// Adds a new replica after the others.
     pub(crate) fn add_replica(&mut self, mut copy: Copy) {
         copy.make_replica();
-        self.0.push(copy);
+        self.all.push(copy);
         self.replicate();
     }
 
     /// Drops the replica on a node.
     pub(crate) fn drop_replica(&mut self, node: usize) {
-        let active = self.0.first().map(|copy| copy.node);
-        self.0.retain(|copy| copy.node != node || Some(copy.node) == active);
+        let active = self.all.first().map(|copy| copy.node);
+        self.all.retain(|copy| copy.node != node || Some(copy.node) == active);
     }
 
     /// Puts the replicas in the order of `nodes`.
     pub(crate) fn arrange(&mut self, nodes: &[usize]) {
-        if let Some((_, replicas)) = self.0.split_first_mut() {
+        if let Some((_, replicas)) = self.all.split_first_mut() {
             replicas.sort_by_key(|copy| nodes.iter().position(|&node| node == copy.node));
         }
     }
 
     /// Creates a lost vBucket again.
     pub(crate) fn set_active(&mut self, copy: Copy) {
-        self.0.insert(0, copy);
+        self.all.insert(0, copy);
     }
 
     /// The node stops at once: packets on their way to it are lost.
     pub(crate) fn stop(&mut self, node: usize) {
-        for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
+        for copy in self.all.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = false;
             copy.link = None;
         }
@@ -339,7 +381,7 @@ impl Copies {
     /// The node restarts, with everything if it was stopped cleanly, otherwise with what is on its
     /// disk; an active copy then continues on the branch `vbuuid`.
     pub(crate) fn come_back(&mut self, node: usize, cleanly: bool, vbuuid: Vbuuid) {
-        for copy in self.0.iter_mut().filter(|copy| copy.node == node) {
+        for copy in self.all.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = true;
             if cleanly {
                 copy.vbucket.stop_cleanly(vbuuid);

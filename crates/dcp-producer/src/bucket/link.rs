@@ -25,6 +25,7 @@ use dcp_wire::{
     Seqno, Status, Vbid,
 };
 
+use super::link_faults::LinkState;
 use super::source::Shown;
 use super::vbucket::VBucket;
 
@@ -67,21 +68,27 @@ pub(super) struct Link {
     inbox: BytesMut,
     /// Changes in the inbox.
     waiting: u64,
+    /// The last change that the producer wrote.
+    last_sent: Seqno,
     /// Whether the inbox holds the end of the stream.
     is_ending: bool,
-    /// On its way to the active copy; empty between calls.
+    /// On its way to the active copy; empty between calls unless a fault holds it up. The window
+    /// bounds it: it has only acknowledgements of what was received.
     outbox: BytesMut,
     /// Seqno up to which the replica has acknowledged prepares.
     acknowledged: Seqno,
+    /// Flow-control window in bytes.
+    window: u32,
     pub(super) max_waiting_bytes: usize,
 }
 
 impl Link {
     /// A connection that is not opened yet.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(faults: &LinkState) -> Self {
+        let window = faults.window().unwrap_or(WINDOW);
         let config = replica::Config {
             consumer_name: Some(CONSUMER_NAME.to_owned()),
-            buffer_size: WINDOW,
+            buffer_size: window,
             ..replica::Config::default()
         };
         Self {
@@ -89,9 +96,11 @@ impl Link {
             consumer: replica::Connection::new(&config, FEATURES),
             inbox: BytesMut::new(),
             waiting: 0,
+            last_sent: Seqno::ZERO,
             is_ending: false,
             outbox: BytesMut::new(),
             acknowledged: Seqno::ZERO,
+            window,
             max_waiting_bytes: INBOX_BYTES,
         }
     }
@@ -101,6 +110,11 @@ impl Link {
         self.acknowledged
     }
 
+    /// Whether the connection has the window that `faults` ask for.
+    pub(super) fn suits(&self, faults: &LinkState) -> bool {
+        self.window == faults.window().unwrap_or(WINDOW)
+    }
+
     /// Bytes on their way to the replica.
     #[cfg(test)]
     pub(super) fn waiting_bytes(&self) -> usize {
@@ -108,7 +122,7 @@ impl Link {
     }
 
     /// Carries packets back and forth until neither side has anything to send, holding back the last
-    /// `lag` changes. Requests a stream with `flags` if there is none.
+    /// `lag` changes, or more if `faults` say so. Requests a stream with `flags` if there is none.
     ///
     /// # Errors
     /// [`Disconnect`]: one of the two ends closes the connection.
@@ -117,8 +131,10 @@ impl Link {
         active: &mut VBucket,
         replica: &mut VBucket,
         lag: u64,
+        faults: &LinkState,
         flags: StreamRequestFlags,
     ) -> Result<(), Disconnect> {
+        let lag = lag.max(faults.lag());
         let vbid = active.vbid();
         let active = Feed { copy: RefCell::new(active), acknowledged: Cell::default() };
         let replica = Fed(RefCell::new(replica));
@@ -136,9 +152,11 @@ impl Link {
                 self.add_stream(vbid, flags, &replica)?;
             }
             self.consumer.poll_transmit(&replica, &mut self.outbox)?;
-            let asked = self.hand_to_producer(&active)?;
-            let made = self.produce(&active);
-            let delivered = self.deliver(&replica, lag)?;
+            let asked = !faults.stalls_answers() && self.hand_to_producer(&active)?;
+            let made = !faults.stalls_changes() && self.produce(&active);
+            let unsent = self.unsent(&active, &replica, faults);
+            let delivered =
+                !faults.stalls_changes() && self.deliver(&replica, lag.saturating_sub(unsent))?;
             if !(asked || made || delivered) {
                 break;
             }
@@ -214,6 +232,15 @@ impl Link {
         Ok(any)
     }
 
+    /// Changes that a narrow window keeps in the active copy: the replica is behind by these, too.
+    fn unsent(&self, active: &Feed<'_>, replica: &Fed<'_>, faults: &LinkState) -> u64 {
+        if faults.window().is_none() {
+            return 0;
+        }
+        let sent = self.last_sent.max(replica.0.borrow().high_seqno);
+        active.copy.borrow().high_seqno.0.saturating_sub(sent.0)
+    }
+
     /// Lets the producer write data for the replica; `false` if it has none.
     fn produce(&mut self, active: &Feed<'_>) -> bool {
         let end = self.inbox.len();
@@ -227,7 +254,10 @@ impl Link {
         let mut rest = self.inbox.get(end..).unwrap_or_default();
         while let Some((frame, len)) = parse(rest) {
             rest = rest.get(len..).unwrap_or_default();
-            self.waiting += u64::from(is_change(&frame));
+            if let Some(seqno) = seqno_of_change(&frame) {
+                self.waiting += 1;
+                self.last_sent = seqno;
+            }
             self.is_ending |= frame.header.opcode == Opcode::DCP_STREAM_END;
         }
     }
@@ -240,12 +270,12 @@ impl Link {
                 self.waiting > lag || self.is_ending || self.inbox.len() > self.max_waiting_bytes;
             let is_due = match frame.header.opcode {
                 Opcode::DCP_SNAPSHOT_MARKER => is_behind || self.waiting == 0,
-                _ => is_behind || !is_change(&frame),
+                _ => is_behind || seqno_of_change(&frame).is_none(),
             };
             if !is_due {
                 return Ok(any);
             }
-            self.waiting -= u64::from(is_change(&frame));
+            self.waiting -= u64::from(seqno_of_change(&frame).is_some());
             self.consumer.handle_frame(&frame, replica, &mut self.outbox)?;
             self.inbox.advance(len);
             any = true;
@@ -259,19 +289,21 @@ fn parse(bytes: &[u8]) -> Option<(Frame<'_>, usize)> {
     Frame::parse(bytes, MAX_BODY_LEN).ok().flatten()
 }
 
-fn is_change(frame: &Frame<'_>) -> bool {
-    let is_request = !frame.header.magic.is_response();
-    is_request
-        && matches!(
-            frame.header.opcode,
-            Opcode::DCP_MUTATION
-                | Opcode::DCP_DELETION
-                | Opcode::DCP_EXPIRATION
-                | Opcode::DCP_SYSTEM_EVENT
-                | Opcode::DCP_PREPARE
-                | Opcode::DCP_COMMIT
-                | Opcode::DCP_ABORT
-        )
+/// Seqno of a change; `None` for another packet.
+fn seqno_of_change(frame: &Frame<'_>) -> Option<Seqno> {
+    let at = match frame.header.opcode {
+        _ if frame.header.magic.is_response() => return None,
+        Opcode::DCP_MUTATION
+        | Opcode::DCP_DELETION
+        | Opcode::DCP_EXPIRATION
+        | Opcode::DCP_SYSTEM_EVENT
+        | Opcode::DCP_PREPARE => 0,
+        // Behind the seqno of the prepare.
+        Opcode::DCP_COMMIT | Opcode::DCP_ABORT => 8,
+        _ => return None,
+    };
+    let seqno = frame.extras.get(at..)?.first_chunk()?;
+    Some(Seqno(u64::from_be_bytes(*seqno)))
 }
 
 /// Frees an empty buffer.

@@ -17,6 +17,7 @@ mod hash_table;
 mod history;
 mod item;
 mod link;
+mod link_faults;
 mod locks;
 mod manifest;
 mod memory;
@@ -41,6 +42,7 @@ pub(crate) use document::{Condition, DocumentWrite, Durability, MetaWrite};
 pub(crate) use durable::Outcome;
 pub(crate) use guard::VBucketGuard;
 pub(crate) use item::{MAX_VALUE_LEN, inflated, system_xattrs};
+pub(crate) use link_faults::{LinkEffect, LinkFault, LinkFaults};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
 pub(crate) use stored::VBucketRecord;
@@ -51,6 +53,7 @@ pub(crate) use vbucket::{VBucket, Written};
 #[derive(Debug)]
 pub(crate) struct Bucket {
     vbuckets: Vec<Mutex<Copies>>,
+    link_faults: Mutex<Arc<LinkFaults>>,
     memory: Arc<MemoryUse>,
     changes: Changes,
     history_bytes: usize,
@@ -68,6 +71,7 @@ impl Bucket {
     pub(crate) fn new(count: u16, memory_quota: usize, history_bytes: usize) -> Self {
         Self {
             vbuckets: (0..count).map(|_| Mutex::default()).collect(),
+            link_faults: Mutex::default(),
             memory: Arc::new(MemoryUse::new(memory_quota, count)),
             changes: Changes::new(count),
             history_bytes: history_bytes / usize::from(count.max(1)),
@@ -273,6 +277,27 @@ impl Bucket {
         drop(copies);
         self.changes.announce(vbid);
         Some(result)
+    }
+
+    /// Changes the faults of the connections between nodes.
+    pub(crate) fn set_link_faults(&self, faults: LinkFaults) {
+        let before = core::mem::replace(&mut *self.lock_link_faults(), Arc::new(faults));
+        let faults = self.link_faults();
+        if before.is_empty() && faults.is_empty() {
+            return;
+        }
+        for vbid in self.vbids() {
+            self.rearrange(vbid, |copies| copies.set_link_faults(&faults));
+        }
+    }
+
+    /// The faults of the connections between nodes.
+    pub(crate) fn link_faults(&self) -> Arc<LinkFaults> {
+        Arc::clone(&self.lock_link_faults())
+    }
+
+    fn lock_link_faults(&self) -> MutexGuard<'_, Arc<LinkFaults>> {
+        self.link_faults.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Sets a node's copy to dead: its vBucket was taken over by another server.

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 use super::map::{ClusterMap, MapNode};
 use super::{Cluster, Node, NodePower};
 use crate::Error;
-use crate::bucket::{Copies, HELD, Manifest, Unchanged};
+use crate::bucket::{Copies, HELD, LinkFaults, Manifest, Unchanged};
 use crate::chance::Now;
 
 /// Contents of the next map version that do not follow from the copies.
@@ -65,9 +65,11 @@ impl Cluster {
             return Err(Error::NodeDown { node });
         }
         let _turn = self.take_turn();
-        if self.bucket.nodes_of(vbid).first() == Some(&node) {
+        let active = self.bucket.nodes_of(vbid).first().copied();
+        if active == Some(node) {
             return Ok(());
         }
+        self.check_links(&[active.unwrap_or(node), node])?;
         self.change(|_| {
             self.bucket.rearrange(vbid, |copies| {
                 if !copies.hand_over(node) {
@@ -88,7 +90,9 @@ impl Cluster {
         if self.members().len() < 2 {
             return Err(Error::LastNode { node });
         }
-        if !graceful {
+        if graceful {
+            self.check_links(&self.usable(&self.map().nodes))?;
+        } else {
             power.switch_off();
         }
         self.change(|change| {
@@ -146,6 +150,22 @@ impl Cluster {
         self.operation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Changes the faults of the connections between nodes.
+    pub(crate) fn change_link_faults<E>(
+        &self,
+        faults: impl FnOnce() -> Result<LinkFaults, E>,
+    ) -> Result<(), E> {
+        let _turn = self.take_turn();
+        self.bucket.set_link_faults(faults()?);
+        Ok(())
+    }
+
+    /// Checks that `nodes` reach each other, as moving vBuckets requires.
+    fn check_links(&self, nodes: &[usize]) -> Result<(), Error> {
+        let cut = self.bucket.link_faults().cut_among(nodes);
+        cut.map_or(Ok(()), |(node, other)| Err(Error::NodesCutOff { node, other }))
+    }
+
     /// Stops a node at once.
     pub(crate) fn kill(&self, node: usize) -> Result<(), Error> {
         self.known_power(node)?.switch_off();
@@ -179,6 +199,9 @@ impl Cluster {
     /// one vBucket and one map version at a time.
     pub(crate) fn rebalance(&self) -> Result<(), Error> {
         let _turn = self.take_turn();
+        let runs = |&node: &usize| self.power(node).is_some_and(|power| power.is_on());
+        let running: Vec<_> = (0..self.nodes().len()).filter(runs).collect();
+        self.check_links(&running)?;
         let exists = self.change(|change| {
             for (index, node) in change.nodes.iter_mut().enumerate() {
                 let is_on = self.power(index).is_some_and(|power| power.is_on());

@@ -1,6 +1,6 @@
 //! Rules as JSON.
 
-use core::num::NonZeroU64;
+use core::num::{NonZeroU32, NonZeroU64};
 use core::time::Duration;
 
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
@@ -18,6 +18,8 @@ const CONDITION: &[&str] = &[
     "vbucket",
     "connection",
     "node",
+    "between",
+    "from",
     "direction",
     "any",
     "not",
@@ -43,6 +45,8 @@ const REACTIONS: &[&str] = &[
     "truncate",
     "corrupt",
     "no_noop",
+    "lag",
+    "window",
 ];
 
 /// Reads a list of rules.
@@ -162,6 +166,15 @@ fn read_condition(value: &Value, path: &str) -> Result<Condition, RuleError> {
         let expected = "a vBucket or a list of them";
         number.map(Vbid).ok_or_else(|| RuleError::invalid(members.at("vbucket"), expected))
     };
+    let nodes = |value: &Value, name| {
+        let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+        let node = |value: &Value| {
+            let node = value.as_u64().and_then(|node| usize::try_from(node).ok());
+            node.ok_or_else(|| RuleError::invalid(members.at(name), "nodes or lists of nodes"))
+        };
+        list.iter().map(node).collect::<Result<Vec<_>, _>>()
+    };
+    let group = |value| nodes(value, "between");
     let any = match members.get("any") {
         None => Vec::new(),
         Some(Value::Array(list)) => {
@@ -178,6 +191,8 @@ fn read_condition(value: &Value, path: &str) -> Result<Condition, RuleError> {
         vbuckets: each("vbucket").map(vbucket).collect::<Result<_, _>>()?,
         connection: read_connection(&members)?,
         node: members.size("node")?,
+        between: each("between").map(group).collect::<Result<_, _>>()?,
+        from: members.get("from").map_or(Ok(Vec::new()), |from| nodes(from, "from"))?,
         direction: read_direction(&members)?,
         any,
         not: not.map(Box::new),
@@ -297,6 +312,18 @@ fn read_reaction(value: &Value, path: &str) -> Result<Reaction, RuleError> {
         }
         "oso_cut" => Reaction::OsoCut(members(&["items"])?.number("items")?.unwrap_or_default()),
         "truncate" => Reaction::Truncate(members(&["bytes"])?.size("bytes")?),
+        "lag" => {
+            let members = members(&["changes"])?;
+            let changes = members.number("changes")?;
+            Reaction::Lag(changes.ok_or_else(|| members.missing("changes"))?)
+        }
+        "window" => {
+            let members = members(&["bytes"])?;
+            let bytes = members.count("bytes")?.ok_or_else(|| members.missing("bytes"))?;
+            let bytes = NonZeroU32::try_from(bytes);
+            let expected = "a number of bytes from 1 to 4294967295";
+            Reaction::Window(bytes.map_err(|_| RuleError::invalid(members.at("bytes"), expected))?)
+        }
         "corrupt" => Reaction::Corrupt(members(&["offset"])?.size("offset")?),
         _ => {
             members(&[])?;
@@ -345,6 +372,8 @@ fn write_reaction(reaction: Reaction) -> Value {
         Reaction::Truncate(bytes) => json!({"truncate": {"bytes": bytes}}),
         Reaction::Corrupt(offset) => json!({"corrupt": {"offset": offset}}),
         Reaction::NoNoop => json!("no_noop"),
+        Reaction::Lag(changes) => json!({"lag": {"changes": changes}}),
+        Reaction::Window(bytes) => json!({"window": {"bytes": bytes}}),
     }
 }
 
@@ -364,6 +393,8 @@ fn write_condition(condition: &Condition) -> Value {
         None => {}
     }
     set("node", json!(condition.node));
+    set("between", json!(condition.between));
+    set("from", json!(condition.from));
     set("direction", json!(condition.direction.map(Direction::name)));
     set("any", condition.any.iter().map(write_condition).collect());
     set("not", condition.not.as_deref().map_or(Value::Null, write_condition));

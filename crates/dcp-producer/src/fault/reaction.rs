@@ -1,5 +1,6 @@
 //! What happens to a packet that meets a rule's condition.
 
+use core::num::NonZeroU32;
 use core::time::Duration;
 
 use dcp_wire::{Opcode, Seqno, Status};
@@ -74,6 +75,10 @@ pub enum Reaction {
     Corrupt(Option<usize>),
     /// No noops are sent, but they count as answered.
     NoNoop,
+    /// Replicas leave this many changes unapplied. Only between nodes.
+    Lag(u64),
+    /// Replicas ask for a flow-control window of this many bytes. Only between nodes.
+    Window(NonZeroU32),
 }
 
 /// Messages that carry a document or an event with a seqno.
@@ -100,6 +105,16 @@ impl Reaction {
     /// Whether the condition may choose another direction.
     pub(super) const fn goes_both_ways(self) -> bool {
         matches!(self, Self::Drop | Self::Delay(_) | Self::HalfOpen | Self::Disconnect)
+    }
+
+    /// Whether it can happen to connections between nodes.
+    pub(super) const fn is_between_nodes(self) -> bool {
+        matches!(self, Self::HalfOpen | Self::Disconnect) || self.is_only_between_nodes()
+    }
+
+    /// Whether it can happen to nothing else.
+    pub(super) const fn is_only_between_nodes(self) -> bool {
+        matches!(self, Self::Lag(_) | Self::Window(_))
     }
 
     /// The only opcodes it can apply to; `None` for all.

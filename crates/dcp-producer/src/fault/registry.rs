@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokio::sync::watch;
 
 use super::error::RuleError;
-use super::rule::Rule;
+use super::reaction::Reaction;
+use super::rule::{Condition, Rule};
+use crate::bucket::{LinkEffect, LinkFault, LinkFaults};
 
 /// A rule in force.
 #[derive(Debug)]
@@ -15,7 +17,7 @@ pub(super) struct Armed {
     /// Packets that matched everything but the count.
     pub(super) met: AtomicU64,
     /// Packets it reacted to.
-    pub(super) fired: AtomicU64,
+    pub(super) fired: Arc<AtomicU64>,
 }
 
 /// The rules in force, in the order in which they are checked.
@@ -47,10 +49,28 @@ impl Faults {
         for (index, rule) in rules.iter().enumerate() {
             rule.check(&format!("[{index}]"))?;
         }
-        let armed =
-            |rule| Arc::new(Armed { rule, met: AtomicU64::new(0), fired: AtomicU64::new(0) });
+        let armed = |rule| Arc::new(Armed { rule, met: AtomicU64::new(0), fired: Arc::default() });
         self.rules.send_replace(rules.into_iter().map(armed).collect());
         Ok(())
+    }
+
+    /// The faults of connections between nodes.
+    pub(crate) fn of_links(&self) -> LinkFaults {
+        let fault = |armed: &Arc<Armed>| {
+            let Rule { condition: Condition { between, from, vbuckets, .. }, reaction, .. } =
+                &armed.rule;
+            let effect = match *reaction {
+                _ if between.is_empty() => return None,
+                Reaction::Disconnect => LinkEffect::Close,
+                Reaction::HalfOpen => LinkEffect::Stall,
+                Reaction::Lag(changes) => LinkEffect::Lag(changes),
+                Reaction::Window(bytes) => LinkEffect::Window(bytes.get()),
+                _ => return None,
+            };
+            let (between, from, vbuckets) = (between.clone(), from.clone(), vbuckets.clone());
+            Some(LinkFault { between, from, vbuckets, effect, fired: Arc::clone(&armed.fired) })
+        };
+        LinkFaults::new(self.rules.borrow().iter().filter_map(fault).collect())
     }
 
     /// The rules in force.

@@ -41,6 +41,14 @@ impl Rule {
             let expected = format!("{:?} for this reaction", direction.name());
             return Err(RuleError::invalid(format!("{path}.condition.direction"), expected));
         }
+        if !self.condition.between.is_empty() && !self.reaction.is_between_nodes() {
+            let expected = "disconnect, half_open, lag or window with between";
+            return Err(RuleError::invalid(format!("{path}.reaction"), expected));
+        }
+        if self.condition.between.is_empty() && self.reaction.is_only_between_nodes() {
+            let expected = "with between for this reaction";
+            return Err(RuleError::invalid(format!("{path}.condition"), expected));
+        }
         self.condition.check(&format!("{path}.condition"), 0)?;
         self.reaction.check(&format!("{path}.reaction"))
     }
@@ -57,6 +65,11 @@ pub struct Condition {
     pub connection: Option<ConnectionIs>,
     /// Node of the packet, numbered from 0.
     pub node: Option<usize>,
+    /// Groups of nodes. With them, the rule is about the DCP connections over which nodes of different
+    /// groups feed replicas; without, about clients.
+    pub between: Vec<Vec<usize>>,
+    /// Only packets that these nodes send to other nodes; empty for both directions.
+    pub from: Vec<usize>,
     /// Direction of the packet; by default that of the reaction.
     pub direction: Option<Direction>,
     /// Conditions of which at least one must match as well, if there are any. They have no counts.
@@ -81,11 +94,46 @@ impl Condition {
         Self { opcodes: vec![opcode], ..Self::default() }
     }
 
+    /// Replication between nodes of different groups.
+    #[must_use]
+    pub fn between(groups: impl IntoIterator<Item = Vec<usize>>) -> Self {
+        Self { between: groups.into_iter().collect(), ..Self::default() }
+    }
+
+    /// This condition for packets that a node sends to other nodes.
+    #[must_use]
+    pub fn from(mut self, node: usize) -> Self {
+        self.from.push(node);
+        self
+    }
+
     /// This condition for the n-th packet only.
     #[must_use]
     pub const fn nth(mut self, n: NonZeroU64) -> Self {
         self.nth = Some(n);
         self
+    }
+
+    /// Checks a condition about connections between nodes.
+    fn check_between(&self, path: &str) -> Result<(), RuleError> {
+        let alone = Self {
+            between: self.between.clone(),
+            from: self.from.clone(),
+            vbuckets: self.vbuckets.clone(),
+            ..Self::default()
+        };
+        if *self != alone {
+            let expected = "without members other than from and vbucket beside between";
+            return Err(RuleError::invalid(path, expected));
+        }
+        let mut nodes: Vec<_> = self.between.iter().flatten().collect();
+        nodes.sort_unstable();
+        let once = nodes.windows(2).all(|pair| pair[0] != pair[1]);
+        if self.between.len() < 2 || self.between.iter().any(Vec::is_empty) || !once {
+            let expected = "two or more groups of nodes, each node in one of them";
+            return Err(RuleError::invalid(format!("{path}.between"), expected));
+        }
+        Ok(())
     }
 
     fn check(&self, path: &str, depth: usize) -> Result<(), RuleError> {
@@ -94,13 +142,19 @@ impl Condition {
             return Err(RuleError::invalid(path, expected));
         }
         let counts = self.nth.is_some() || self.every.is_some() || self.probability.is_some();
-        if depth > 0 && (counts || self.direction.is_some()) {
-            let expected = "without nth, every, probability and direction, which apply to the \
-                            whole rule";
+        if depth > 0 && (counts || self.direction.is_some() || !self.between.is_empty()) {
+            let expected = "without nth, every, probability, direction and between, which apply to \
+                            the whole rule";
             return Err(RuleError::invalid(path, expected));
         }
         if self.probability.is_some_and(|chance| !(0.0..=1.0).contains(&chance.of)) {
             return Err(RuleError::invalid(format!("{path}.probability"), "a number from 0 to 1"));
+        }
+        if !self.between.is_empty() {
+            return self.check_between(path);
+        }
+        if !self.from.is_empty() {
+            return Err(RuleError::invalid(format!("{path}.from"), "left out without between"));
         }
         for (index, condition) in self.any.iter().enumerate() {
             condition.check(&format!("{path}.any[{index}]"), depth + 1)?;

@@ -129,7 +129,8 @@ impl Tap {
         }
         let rules = Arc::clone(&self.source.borrow_and_update());
         let number = self.connection.number;
-        self.rules = rules.iter().map(|armed| Asked::new(Arc::clone(armed), number)).collect();
+        let of_clients = rules.iter().filter(|armed| armed.rule.condition.between.is_empty());
+        self.rules = of_clients.map(|armed| Asked::new(Arc::clone(armed), number)).collect();
         // Effects of previous rules end, except that a cut connection stays cut.
         self.streams.clear();
         (self.output_waits, self.input_waits, self.bytes_left) = (None, None, None);

@@ -211,10 +211,17 @@ impl Producer {
     /// all previous rules, so an empty list ends all faults. Packets that were already written are
     /// not affected.
     ///
+    /// Rules with [`Condition::between`](crate::Condition::between) are about replication. When
+    /// one that closed or held up connections is gone, replicas receive what they missed, or roll
+    /// back.
+    ///
     /// # Errors
     /// [`RuleError`] if a rule contradicts itself or there are too many; the previous ones stay.
     pub fn set_faults(&self, rules: Vec<Rule>) -> Result<(), RuleError> {
-        self.faults.set(rules)
+        self.cluster.change_link_faults(|| {
+            self.faults.set(rules)?;
+            Ok(self.faults.of_links())
+        })
     }
 
     /// The fault rules in force.

@@ -47,7 +47,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node that does not exist,
-    /// [`Error::NotAMember`] or [`Error::NodeDown`].
+    /// [`Error::NotAMember`], [`Error::NodeDown`] or [`Error::NodesCutOff`].
     pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
         if vbid.0 >= self.num_vbuckets() {
             return Err(self.no_vbucket(vbid));
@@ -58,8 +58,8 @@ impl Producer {
     /// Takes a node out of the cluster; replicas of its active vBuckets are promoted.
     ///
     /// A hard failover (`graceful` is `false`) treats the node as dead: its connections are closed
-    /// and it refuses new ones. Each promoted replica continues with what it received
-    /// ([`set_replica_lag`](Self::set_replica_lag)); its history gets a new branch at the end of
+    /// and it refuses new ones. Of each vBucket, the replica that has received the
+    /// most is promoted, and continues with that ([`set_replica_lag`](Self::set_replica_lag)); its history gets a new branch at the end of
     /// the last snapshot that it received and persisted completely, or at the start of an
     /// incomplete one ([`hold_persistence`](Self::hold_persistence)). Without a replica, the
     /// vBucket is lost until the next rebalance, which creates it again.

@@ -39,6 +39,38 @@ fn names_that_mean_nothing_are_refused_with_the_nearest() {
             r#"[{"condition": {"direction": "to_client"}, "reaction": "not_my_vbucket"}]"#,
             r#"[0].condition.direction: must be "to_server" for this reaction"#,
         ),
+        (
+            r#"[{"condition": {"between": [0]}, "reaction": "half_open"}]"#,
+            "[0].condition.between: must be two or more groups of nodes, each node in one",
+        ),
+        (r#"[{"condition": {"between": [[0], [1, 0]]}, "reaction": "half_open"}]"#, "each node in"),
+        (r#"[{"condition": {"between": [[0], []]}, "reaction": "half_open"}]"#, "two or more"),
+        (r#"[{"condition": {"between": [0, "1"]}, "reaction": "half_open"}]"#, "must be nodes or"),
+        (
+            r#"[{"condition": {"between": [0, 1], "nth": 1}, "reaction": "half_open"}]"#,
+            "[0].condition: must be without members other than from and vbucket beside between",
+        ),
+        (
+            r#"[{"condition": {"any": [{"between": [0, 1]}]}, "reaction": "half_open"}]"#,
+            "[0].condition.any[0]: must be without nth",
+        ),
+        (
+            r#"[{"condition": {"between": [0, 1]}, "reaction": "truncate"}]"#,
+            "[0].reaction: must be disconnect, half_open, lag or window with between",
+        ),
+        (
+            r#"[{"reaction": {"lag": {"changes": 1}}}]"#,
+            "[0].condition: must be with between for this reaction",
+        ),
+        (r#"[{"condition": {"from": 1}, "reaction": "drop"}]"#, "must be left out without between"),
+        (
+            r#"[{"condition": {"between": [0, 1]}, "reaction": {"window": {"bytes": 4294967296}}}]"#,
+            "a number of bytes from 1 to 4294967295",
+        ),
+        (
+            r#"[{"condition": {"between": [0, 1]}, "reaction": {"lag": {}}}]"#,
+            r#""changes" is missing"#,
+        ),
     ] {
         let error = parse_rules(rules).unwrap_err().to_string();
         assert!(error.contains(message), "{error:?} does not say {message:?}");
@@ -59,7 +91,10 @@ fn rules_survive_being_written_and_read() {
             {"reaction": "no_stream_end"}, {"reaction": "items_past_end"},
             {"reaction": "marker_without_items"}, {"reaction": "seqno_advanced_before_item"},
             {"reaction": {"oso_cut": {"items": 3}}}, {"reaction": "truncate"},
-            {"reaction": {"corrupt": {"offset": 4}}}, {"reaction": "no_noop"}]"#,
+            {"reaction": {"corrupt": {"offset": 4}}}, {"reaction": "no_noop"},
+            {"condition": {"between": [0, [1, 2]], "from": 1, "vbucket": 3},
+             "reaction": {"lag": {"changes": 3}}},
+            {"condition": {"between": [[0], [1]]}, "reaction": {"window": {"bytes": 4294967295}}}]"#,
     )
     .unwrap();
     let text = serde_json::to_string(&rules).unwrap();

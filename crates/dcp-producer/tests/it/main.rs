@@ -14,6 +14,7 @@ mod fault_rules;
 mod faults;
 mod http;
 mod limits;
+mod links;
 mod neighbours;
 mod raw_client;
 mod replay;
