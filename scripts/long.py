@@ -83,6 +83,12 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_KILLS": "200", "DCP_CYCLES": "1000"},
         ),
         Stage(
+            "durable",
+            "1,000 runs of durable and plain writes of the SDK while nodes and links fail",
+            [*pytest, "tests/python/test_durable_writes.py"],
+            {"DCP_DURABLE_RUNS": "1000"},
+        ),
+        Stage(
             "interruptions",
             "10,000 cancellations at random moments, 1,000 forks under open streams",
             [*pytest, "tests/python/test_interruptions.py"],
