@@ -87,6 +87,14 @@ impl Document {
 
     /// Makes virtual xattrs readable.
     pub(super) fn add_virtual(&mut self, item: &Item, vbuuid: Vbuuid, now: Now) {
+        let metadata = self.metadata_of(item, vbuuid);
+        let clock = json!({"HLC": {"now": now.seconds().to_string(), "mode": "real"}});
+        let all = json!({DOCUMENT: metadata, NAMES: self.xattr_names(), VBUCKET: clock});
+        self.metadata = Some(all.to_string().into_bytes());
+    }
+
+    /// The xattr `$document` of a stored document.
+    pub(super) fn metadata_of(&self, item: &Item, vbuuid: Vbuuid) -> Value {
         const NANOS_PER_SECOND: u64 = 1_000_000_000;
         let datatypes = [(Datatype::JSON, "json"), (Datatype::XATTR, "xattr")];
         let mut datatypes: Vec<_> = datatypes
@@ -96,7 +104,7 @@ impl Document {
         if !item.datatype.contains(Datatype::JSON) {
             datatypes.insert(0, "raw");
         }
-        let metadata = json!({
+        json!({
             "CAS": format!("{:#018x}", item.cas.0),
             "vbucket_uuid": format!("{:#018x}", vbuuid.0),
             "seqno": format!("{:#018x}", item.seqno.0),
@@ -108,10 +116,7 @@ impl Document {
             "deleted": item.kind != ItemKind::Mutation,
             "flags": item.flags,
             "last_modified": (item.cas.0 / NANOS_PER_SECOND).to_string(),
-        });
-        let clock = json!({"HLC": {"now": now.seconds().to_string(), "mode": "real"}});
-        let all = json!({DOCUMENT: metadata, NAMES: self.xattr_names(), VBUCKET: clock});
-        self.metadata = Some(all.to_string().into_bytes());
+        })
     }
 
     /// Performs the lookup of one path.

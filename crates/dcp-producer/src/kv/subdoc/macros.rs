@@ -1,12 +1,13 @@
 //! Macros: xattr values that are known only when the document is written.
 
 use dcp_wire::{Cas, Seqno, Status};
+use serde_json::Value;
 
 /// A macro that is not offered.
 const UNKNOWN: Status = Status(0xd0);
 
 /// Values of macros in one mutation.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Macros {
     /// Version that is written.
     pub(super) cas: Cas,
@@ -14,6 +15,8 @@ pub(super) struct Macros {
     pub(super) seqno: Seqno,
     /// Checksum of the body that is written.
     pub(super) crc32c: u32,
+    /// The xattr `$document` as it was before; null if there was no document.
+    pub(super) document: Value,
 }
 
 const CRC32C: &[u8] = b"\"${Mutation.value_crc32c}\"";
@@ -26,10 +29,31 @@ impl Macros {
             b"\"${Mutation.CAS}\"" => format!("\"{:#018x}\"", self.cas.0.swap_bytes()),
             b"\"${Mutation.seqno}\"" => format!("\"{:#018x}\"", self.seqno.0),
             CRC32C => format!("\"{:#010x}\"", self.crc32c),
-            _ => return Err(UNKNOWN),
+            _ => self.of_document(value).ok_or(UNKNOWN)?.to_string(),
         };
         Ok(text.into_bytes())
     }
+
+    /// The value of a macro that is the xattr `$document` or a member of it.
+    fn of_document(&self, value: &[u8]) -> Option<&Value> {
+        let name = document_macro(value)?;
+        if name.is_empty() {
+            return Some(&self.document).filter(|document| !document.is_null());
+        }
+        let name = str::from_utf8(name.strip_prefix(b".")?).ok()?;
+        // Servers do not offer the checksum by itself.
+        (name != "value_crc32c").then(|| self.document.get(name))?
+    }
+}
+
+/// What follows `$document` in a macro that begins so.
+fn document_macro(value: &[u8]) -> Option<&[u8]> {
+    value.strip_prefix(b"\"${$document")?.strip_suffix(b"}\"")
+}
+
+/// Whether a macro is the document's metadata, as it was before, or a part of that.
+pub(super) fn is_of_document(value: &[u8]) -> bool {
+    document_macro(value).is_some()
 }
 
 /// Whether a macro is the body's checksum, which is known only after all other changes.
@@ -61,11 +85,24 @@ mod tests {
 
     #[test]
     fn macros_are_texts_of_hexadecimal_digits() {
-        let macros = Macros { cas: Cas(0x1122_3344_5566_7788), seqno: Seqno(7), crc32c: 0xab };
+        let macros = Macros {
+            cas: Cas(0x1122_3344_5566_7788),
+            seqno: Seqno(7),
+            crc32c: 0xab,
+            document: serde_json::json!({"CAS": "0x01", "exptime": 5, "value_crc32c": "0x02"}),
+        };
         let text = |name: &str| String::from_utf8(macros.expand(name.as_bytes()).unwrap()).unwrap();
         assert_eq!(text("\"${Mutation.CAS}\""), "\"0x8877665544332211\"");
         assert_eq!(text("\"${Mutation.seqno}\""), "\"0x0000000000000007\"");
         assert_eq!(text("\"${Mutation.value_crc32c}\""), "\"0x000000ab\"");
-        assert_eq!(macros.expand(b"\"${Mutation.exptime}\""), Err(UNKNOWN));
+        assert_eq!(text("\"${$document.CAS}\""), "\"0x01\"");
+        assert_eq!(text("\"${$document.exptime}\""), "5");
+        assert_eq!(text("\"${$document}\""), macros.document.to_string());
+        for unknown in ["Mutation.exptime", "$document.value_crc32c", "$document.a", "$documentCAS"]
+        {
+            let value = format!("\"${{{unknown}}}\"");
+            assert_eq!(macros.expand(value.as_bytes()), Err(UNKNOWN), "{unknown}");
+        }
+        assert_eq!(Macros::default().expand(b"\"${$document}\""), Err(UNKNOWN));
     }
 }

@@ -17,6 +17,7 @@ use bytes::BufMut;
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
 use dcp_wire::{Cas, Opcode, Seqno, Status};
+use serde_json::Value;
 
 use super::command::{Command, RequestOptions};
 use super::document::check_cas;
@@ -25,7 +26,7 @@ use crate::DocumentError;
 use crate::bucket::{Condition, DocumentWrite, VBucket, Written};
 use crate::chance::Now;
 use document::Document;
-use macros::{Macros, is_checksum};
+use macros::{Macros, is_checksum, is_of_document};
 use path::path_flag;
 
 /// Most paths in one request.
@@ -232,7 +233,13 @@ impl Mutation<'_> {
             cas: vbucket.upcoming_cas(now),
             seqno: Seqno(vbucket.high_seqno.0 + 1),
             crc32c: 0,
+            document: Value::Null,
         };
+        if let Some(stored) = item.as_ref().or(tombstone.as_ref())
+            && self.specs.iter().any(|spec| is_of_document(spec.value))
+        {
+            macros.document = document.metadata_of(stored, vbucket.vbuuid());
+        }
         // The body's checksum is known only once the body is.
         if self.specs.iter().any(|spec| is_checksum(spec.value)) {
             let mut body = document.clone();
