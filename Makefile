@@ -95,8 +95,9 @@ site-check: site ## Check the site's internal links and anchors, offline
 	@$(PY) scripts/check_site.py --self-test
 	@$(PY) scripts/check_site.py
 
-sdk-table: .installed-test ## Try each call of the Couchbase SDK; writes the table of docs/guides/sdks.md
+sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes the tables of docs/guides/sdks.md
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
+	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/interop/test_go_sdk.py -k guide_names
 
 notebooks: .java .installed-test ## Run the notebooks of docs/notebooks and save their output
 	@$(PY) scripts/notebooks.py $(ARGS)

@@ -49,10 +49,10 @@ def run_tool(*command: str, cwd: Path) -> str:
 
 def build_go() -> Path:
     """Builds the Go programs; gives their folder."""
-    find_tool("go", "gocbcore and go-dcp are not tried")
+    find_tool("go", "gocbcore, go-dcp and the Go SDK are not tried")
     programs = STATE / "go"
     programs.mkdir(parents=True, exist_ok=True)
-    run_tool("go", "build", "-o", f"{programs}{os.sep}", "./gocbcore", "./godcp", cwd=HERE / "go")
+    run_tool("go", "build", "-o", f"{programs}{os.sep}", "./...", cwd=HERE / "go")
     run_tool("go", "test", "./gocbcore", cwd=HERE / "go")
     return programs
 

@@ -58,6 +58,8 @@ type Job struct {
 	// Unacknowledged is the key of a change that is never acknowledged. At its ends the program then
 	// saves what it may and dies.
 	Unacknowledged string `json:"unacknowledged"`
+	// Calls are those to make of an SDK; none is all.
+	Calls []string `json:"calls"`
 }
 
 // Patient is how long anything may take.
