@@ -42,7 +42,7 @@ class Verdict:
 
 
 @dataclass
-class _Table:
+class Table:
     """What somebody has who applies every change, and takes back what a rollback takes back."""
 
     # By document, every version delivered: vBucket, seqno, version.
@@ -83,6 +83,13 @@ class _Table:
         return versions[-1][2] if versions else None
 
 
+def table_of(lines: list[dict[str, Any]]) -> Table:
+    """What somebody has who was told that by one process."""
+    table = Table()
+    table.take(lines)
+    return table
+
+
 def judge(truth: dict[Document, Version], readings: list[Reading]) -> Verdict:
     """Judges a client's processes, one after another, that went on from each other's positions.
 
@@ -90,7 +97,7 @@ def judge(truth: dict[Document, Version], readings: list[Reading]) -> Verdict:
         truth: The newest version of each document, deletions too.
         readings: What each process printed.
     """
-    table, verdict = _Table(), Verdict()
+    table, verdict = Table(), Verdict()
     for number, reading in enumerate(readings):
         if number:
             stored = {line["vb"]: line["seqno"] for line in _of(readings[number - 1], "vbucket")}
