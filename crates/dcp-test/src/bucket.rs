@@ -39,6 +39,8 @@ pub struct VBucket {
     pub fail_disk_after: Option<usize>,
     pub incarnation: u64,
     pub is_ephemeral: bool,
+    /// The first checkpoint begins at the change before it, as after a restart.
+    pub is_restarted: bool,
     /// Set when the vBucket is handed over: it is dead, with a new incarnation.
     pub is_retired: Cell<bool>,
     pub is_receiving_initial_snapshot: bool,
@@ -73,6 +75,7 @@ impl VBucket {
             fail_disk_after: None,
             incarnation: 1,
             is_ephemeral: false,
+            is_restarted: false,
             is_retired: Cell::new(false),
             is_receiving_initial_snapshot: false,
             open_snapshot_end: None,
@@ -212,8 +215,10 @@ impl VBucketSource for &VBucket {
             let items: Vec<_> =
                 checkpoint.items.iter().filter(|item| item.seqno > after).cloned().collect();
             if !items.is_empty() {
+                let is_first = checkpoint.start == self.persisted + 1;
+                let start = checkpoint.start - u64::from(self.is_restarted && is_first);
                 return MemoryRead::Items {
-                    checkpoint_start: Seqno(checkpoint.start),
+                    checkpoint_start: Seqno(start),
                     begins_checkpoint: after.0 < checkpoint.start,
                     is_historical: self.history_start.is_some(),
                     max_visible_seqno: self.max_visible(items.last().unwrap().seqno),

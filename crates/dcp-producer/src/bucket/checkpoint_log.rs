@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use dcp_proto::producer::{CheckpointItems, Cursor, Item, ItemKind, MemoryRead, Slots};
 use dcp_wire::Seqno;
-use dcp_wire::message::SystemEventId;
 
 /// Changes a checkpoint holds before the next one is opened.
 const MAX_CHECKPOINT_ITEMS: usize = 10_000;
@@ -23,6 +22,8 @@ const RUN_ITEMS: usize = 512;
 struct Checkpoint {
     /// Seqno of the first change.
     start: u64,
+    /// Where its snapshot begins: at the first change, but after a restart at the change before it.
+    snapshot_start: Seqno,
     /// The change of seqno `start + index`; all runs but the last one are full.
     runs: Vec<Arc<Slots>>,
     /// Number of slots.
@@ -35,7 +36,8 @@ struct Checkpoint {
 
 impl Checkpoint {
     const fn new(start: u64, visible_before: Seqno) -> Self {
-        Self { start, runs: Vec::new(), len: 0, bytes: 0, visible_before }
+        let snapshot_start = Seqno(start);
+        Self { start, snapshot_start, runs: Vec::new(), len: 0, bytes: 0, visible_before }
     }
 
     /// Highest seqno up to the end of the checkpoint of anything but a prepare or an abort.
@@ -126,8 +128,16 @@ pub(crate) struct CheckpointLog {
 impl CheckpointLog {
     /// A log whose first change will be the one after `high_seqno`.
     pub(crate) const fn after(high_seqno: Seqno) -> Self {
-        let open = Checkpoint::new(high_seqno.0 + 1, high_seqno);
+        let mut open = Checkpoint::new(high_seqno.0 + 1, high_seqno);
+        open.snapshot_start = high_seqno;
         Self { closed: VecDeque::new(), open, closed_bytes: 0, is_historical: false }
+    }
+
+    /// Lets the snapshot of an empty log begin where it does after a restart.
+    pub(crate) fn begin_as_after_restart(&mut self) {
+        if self.closed.is_empty() && self.open.len == 0 {
+            self.open.snapshot_start = Seqno(self.open.start.saturating_sub(1));
+        }
     }
 
     /// Adds a change above all others, which replaces `replaced`. A change that replaces an event
@@ -137,9 +147,7 @@ impl CheckpointLog {
         if self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES {
             self.close_open();
         }
-        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item))
-            || self.is_modified_again(&item)
-        {
+        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item)) {
             self.close_open();
         }
         if let Some(index) = replaced.and_then(|replaced| self.open.index(replaced)) {
@@ -150,19 +158,6 @@ impl CheckpointLog {
             self.open.push(None);
         }
         self.open.push(Some(item));
-    }
-
-    /// Whether `item` modifies a collection that the open checkpoint creates or modifies: each
-    /// state of a collection is sent in a separate snapshot.
-    fn is_modified_again(&self, item: &Item) -> bool {
-        let is_modification = |item: &Item| {
-            matches!(item.kind, ItemKind::SystemEvent { id: SystemEventId::MODIFY_COLLECTION, .. })
-        };
-        let is_event_of_it = |other: &Arc<Item>| {
-            matches!(other.kind, ItemKind::SystemEvent { .. })
-                && other.collection_id == item.collection_id
-        };
-        is_modification(item) && self.open.above(Seqno::ZERO).any(is_event_of_it)
     }
 
     /// Whether the change at `replaced` must stay although `item` replaces it: durable writes and
@@ -236,7 +231,7 @@ impl CheckpointLog {
         let closed = self.closed.get(index);
         let checkpoint = closed.unwrap_or(&self.open);
         MemoryRead::Items {
-            checkpoint_start: Seqno(checkpoint.start),
+            checkpoint_start: checkpoint.snapshot_start,
             begins_checkpoint: next <= checkpoint.start,
             is_historical: self.is_historical,
             max_visible_seqno: checkpoint.max_visible(),

@@ -73,8 +73,8 @@ fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
         set(&bucket, key);
     }
     let vbucket = bucket.lock(VB).unwrap();
-    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![2, 3, 4])));
-    assert_eq!(seqnos(vbucket.read_memory(Seqno(3))), Some((1, false, vec![4])));
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((0, true, vec![2, 3, 4])));
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(3))), Some((0, false, vec![4])));
     assert_eq!(vbucket.read_memory(Seqno(4)), MemoryRead::UpToDate);
 }
 
@@ -85,7 +85,7 @@ fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
     bucket.with(VB, |vbucket| vbucket.checkpoints.close_open()).unwrap();
     set(&bucket, b"a");
     let vbucket = bucket.lock(VB).unwrap();
-    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((1, true, vec![1])));
+    assert_eq!(seqnos(vbucket.read_memory(Seqno(0))), Some((0, true, vec![1])));
     assert_eq!(seqnos(vbucket.read_memory(Seqno(1))), Some((2, true, vec![2])));
 }
 

@@ -395,6 +395,7 @@ impl VBucket {
         self.persist();
         self.checkpoints.close_open();
         self.checkpoints.drop_persisted(self.persisted_seqno, Seqno::MAX, Seqno::MAX, 0);
+        self.checkpoints.begin_as_after_restart();
     }
 
     /// Changes the state, which begins a new incarnation.

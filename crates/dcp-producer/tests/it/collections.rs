@@ -52,6 +52,19 @@ async fn stream_with(
     for control in controls {
         client.control(control, b"true").await;
     }
+    request(&mut client, value).await;
+    client
+}
+
+/// A stream of a client that does not know collections.
+async fn legacy_stream(producer: &Producer) -> RawClient {
+    let mut client = RawClient::ready(producer, 0, &[Feature::XERROR]).await;
+    client.open_dcp(b"legacy", OpenFlags::empty()).await;
+    request(&mut client, b"").await;
+    client
+}
+
+async fn request(client: &mut RawClient, value: &[u8]) {
     let mut out = BytesMut::new();
     let request = StreamRequest {
         vbid: VB,
@@ -67,7 +80,6 @@ async fn stream_with(
     request.encode(&mut out).unwrap();
     client.send(&out).await;
     assert_eq!(client.receive().await.status(), Status::SUCCESS);
-    client
 }
 
 /// What the next events say: id, name, manifest uid, seqno.
@@ -222,6 +234,7 @@ async fn a_collection_is_changed_and_flushed_by_events_in_the_form_asked_for() {
     assert!(producer.modify_collection("nope", "carts", None, false).is_err());
 }
 
+/// A modification shares a snapshot with the creation, but not with another one.
 #[tokio::test]
 async fn ss_25_each_modification_of_a_collection_is_a_snapshot_of_its_own() {
     let producer = start(|options| options.keeps_history = true).await;
@@ -231,12 +244,48 @@ async fn ss_25_each_modification_of_a_collection_is_a_snapshot_of_its_own() {
     }
     let controls: [&[u8]; 2] = [b"flatbuffers_system_events", b"change_streams"];
     let mut client = stream_with(&producer, 0, b"", &controls).await;
-    for seqno in 1..=4u64 {
-        let marker = client.receive().await;
-        let marker = SnapshotMarker::decode(&marker.frame()).unwrap();
-        let start = if seqno == 1 { 0 } else { seqno };
-        assert_eq!((marker.start_seqno, marker.end_seqno), (Seqno(start), Seqno(seqno)));
-        let event = client.receive().await;
-        assert_eq!(SystemEvent::decode(&event.frame()).unwrap().seqno, Seqno(seqno));
+    for (start, seqnos) in [(0, 1..=2), (3, 3..=3), (4, 4..=4)] {
+        assert_eq!(next_marker(&mut client).await, (start, *seqnos.end(), 0x15));
+        for seqno in seqnos {
+            let event = client.receive().await;
+            assert_eq!(SystemEvent::decode(&event.frame()).unwrap().seqno, Seqno(seqno));
+        }
+    }
+}
+
+async fn next_marker(client: &mut RawClient) -> (u64, u64, u32) {
+    let packet = client.receive().await;
+    let marker = SnapshotMarker::decode(&packet.frame()).unwrap();
+    (marker.start_seqno.0, marker.end_seqno.0, marker.flags.bits())
+}
+
+/// Without collections, a client only learns from the next marker that a checkpoint began.
+#[tokio::test]
+async fn a_checkpoint_that_begins_with_events_is_announced_with_the_first_document() {
+    let producer = start(|options| options.vbuckets = 1).await;
+    let mut client = legacy_stream(&producer).await;
+    for (change, marker) in [
+        ("write", Some((0, 1, 0x5))),
+        // The first event of a collection is of the same checkpoint.
+        ("create", None),
+        ("write other", Some((3, 3, 0x1))),
+        // The second one begins the next.
+        ("drop", None),
+        ("create", None),
+        ("write", Some((4, 6, 0x5))),
+        ("write other", Some((7, 7, 0x1))),
+    ] {
+        match change {
+            "create" => _ = producer.create_collection("_default", "carts", None).unwrap(),
+            "drop" => producer.drop_collection("_default", "carts").unwrap(),
+            key => {
+                let options = WriteOptions::default();
+                producer.upsert(key.as_bytes(), Bytes::from_static(b"1"), options).unwrap();
+            }
+        }
+        if let Some(marker) = marker {
+            assert_eq!(next_marker(&mut client).await, marker, "{change}");
+            assert_eq!(client.receive().await.opcode(), Opcode::DCP_MUTATION);
+        }
     }
 }

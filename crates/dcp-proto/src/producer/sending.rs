@@ -148,20 +148,24 @@ impl Stream {
             cursor.advance(read_up_to);
         }
         self.filter.view_mut().skips_deletions = false;
-        self.at_checkpoint |= begins_checkpoint;
+        if begins_checkpoint {
+            self.at_checkpoint = true;
+            self.checkpoint_start = checkpoint_start;
+        }
         let (items, first, mut end) = self.filter_checkpoint(items, read_up_to);
         end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
-        let first = first.or(end).unwrap_or(read_up_to);
         if self.is_by_key && begins_checkpoint {
             // Servers send the start of the checkpoint, but at most the seqno below the first item.
-            let below = Seqno(first.0.saturating_sub(1));
+            let below = Seqno(first.or(end).unwrap_or(read_up_to).0.saturating_sub(1));
             self.snapshot.start = self.snapshot.start.max(checkpoint_start.min(below));
         }
-        let natural_start = match self.last_marker_end {
-            Some(last_end) if begins_checkpoint && checkpoint_start > last_end => {
-                checkpoint_start.min(first)
+        let natural_start = match (first, self.last_marker_end) {
+            (None, _) => end.unwrap_or(read_up_to),
+            // The checkpoint may have begun with changes that this client is not sent.
+            (Some(_), Some(last_end)) if self.starts_with_checkpoint(last_end) => {
+                self.checkpoint_start
             }
-            _ => first,
+            (Some(first), _) => first,
         };
         self.phase = Phase::Sending(Sending {
             durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
@@ -171,6 +175,11 @@ impl Stream {
             ..Sending::new(Items::Memory(items), natural_start, end, read_up_to)
         });
         true
+    }
+
+    /// Whether the next marker begins where its checkpoint does, after one that ended at `last_end`.
+    fn starts_with_checkpoint(&self, last_end: Seqno) -> bool {
+        self.fields.checkpoint_start && self.at_checkpoint && self.checkpoint_start > last_end
     }
 
     /// The items to send of a checkpoint that ends at `last`, where they begin, and the last seqno

@@ -49,6 +49,8 @@ pub(super) enum Pause {
 pub(super) struct MarkerFields {
     /// Disk snapshots count as checkpoints.
     pub(super) disk_checkpoint: bool,
+    /// The first snapshot of a checkpoint in memory begins where the checkpoint does.
+    pub(super) checkpoint_start: bool,
     pub(super) purge_seqno: bool,
     pub(super) replication: bool,
     /// Change history.
@@ -94,6 +96,8 @@ pub(super) struct Stream {
     pub(super) last_marker_end: Option<Seqno>,
     /// Whether the next marker from memory begins a checkpoint for the client.
     pub(super) at_checkpoint: bool,
+    /// Start of the last checkpoint in memory that was begun.
+    pub(super) checkpoint_start: Seqno,
     /// Its cursor in the vBucket's memory.
     pub(super) cursor: Option<Arc<Cursor>>,
     pub(super) is_droppable: bool,
@@ -129,6 +133,7 @@ impl Stream {
                 replication: settings.sync_writes == SyncWrites::Replication,
                 history: settings.change_streams,
                 disk_checkpoint: !settings.version.is_legacy(),
+                checkpoint_start: settings.version.is_at_least(7, 1),
             },
             state: accepted.state,
             vbuuid: accepted.failover_log.first().map(|entry| entry.vbuuid).unwrap_or_default(),
@@ -145,6 +150,7 @@ impl Stream {
             last_marker_end: None,
             // Older servers set the flag only where a checkpoint begins.
             at_checkpoint: !settings.version.is_legacy(),
+            checkpoint_start: Seqno::ZERO,
             cursor: None,
             is_droppable: settings.cursor_dropping,
             takeover: accepted.takes_over.then(Takeover::default),

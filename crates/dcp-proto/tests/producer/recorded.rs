@@ -153,7 +153,7 @@ fn bucket(mut data: Data, place: Place, first_end: Seqno) -> (Bucket, BTreeMap<S
     }
     let vbucket = match place {
         Place::Memory => VBucket::new().checkpoint(1, items),
-        Place::Disk => VBucket::new().on_disk(items),
+        Place::Disk => VBucket { is_restarted: true, ..VBucket::new().on_disk(items) },
         Place::Both(from) => {
             let newer: Vec<_> = items.iter().filter(|item| item.seqno.0 >= from).cloned().collect();
             VBucket::new().on_disk(items).checkpoint(from, newer)

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dcp_proto::producer::{
     Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, MemoryPressure,
-    OsoBackfill, StuckClients, VBucketState,
+    OsoBackfill, ServerVersion, StuckClients, VBucketState,
 };
 use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{
@@ -176,6 +176,11 @@ impl<'a> Script<'a> {
             Some("disabled") => config.oso_backfill = OsoBackfill::Disabled,
             Some("auto") => config.oso_backfill = OsoBackfill::Auto,
             _ => {}
+        }
+        if let Some([major, minor, patch]) = row["server"].as_array().map(Vec::as_slice) {
+            let part = |part: &Value| number(part) as u8;
+            let (major, minor, patch) = (part(major), part(minor), part(patch));
+            config.server_version = ServerVersion { major, minor, patch };
         }
         if let Some(count) = row["oso_max_collections"].as_u64() {
             config.oso_max_collections = count as usize;
