@@ -8,9 +8,8 @@ use crate::DocumentError;
 #[derive(Debug)]
 pub(crate) struct MemoryUse {
     used: AtomicUsize,
-    quota: usize,
-    /// Bytes that the closed checkpoints of one vBucket may use for streams that are behind.
-    checkpoint_limit: usize,
+    quota: AtomicUsize,
+    vbuckets: usize,
 }
 
 impl MemoryUse {
@@ -18,18 +17,18 @@ impl MemoryUse {
     const CHECKPOINT_PART: usize = 4;
 
     pub(crate) fn new(quota: usize, vbuckets: u16) -> Self {
-        let checkpoint_limit = quota / Self::CHECKPOINT_PART / usize::from(vbuckets.max(1));
-        Self { used: AtomicUsize::new(0), quota, checkpoint_limit }
+        let quota = AtomicUsize::new(quota);
+        Self { used: AtomicUsize::new(0), quota, vbuckets: usize::from(vbuckets.max(1)) }
     }
 
     /// Bytes that the closed checkpoints of one vBucket may use for streams that are behind.
-    pub(crate) const fn checkpoint_limit(&self) -> usize {
-        self.checkpoint_limit
+    pub(crate) fn checkpoint_limit(&self) -> usize {
+        self.quota() / Self::CHECKPOINT_PART / self.vbuckets
     }
 
     /// How much of the quota is used, in percent.
     pub(crate) fn used_percent(&self) -> u8 {
-        let percent = self.used() as u128 * 100 / self.quota.max(1) as u128;
+        let percent = self.used() as u128 * 100 / self.quota().max(1) as u128;
         u8::try_from(percent).unwrap_or(u8::MAX)
     }
 
@@ -37,8 +36,13 @@ impl MemoryUse {
         self.used.load(Ordering::Relaxed)
     }
 
-    pub(crate) const fn quota(&self) -> usize {
-        self.quota
+    pub(crate) fn quota(&self) -> usize {
+        self.quota.load(Ordering::Relaxed)
+    }
+
+    /// Changes the quota. Documents stay if it is below what they use.
+    pub(crate) fn set_quota(&self, bytes: usize) {
+        self.quota.store(bytes, Ordering::Relaxed);
     }
 
     pub(crate) fn add(&self, bytes: usize) {
@@ -51,8 +55,9 @@ impl MemoryUse {
 
     /// Refuses a write of about `bytes` when the quota is used up.
     pub(crate) fn check(&self, bytes: usize) -> Result<(), DocumentError> {
-        if self.used().saturating_add(bytes) > self.quota {
-            return Err(DocumentError::NoMemory { quota: self.quota });
+        let quota = self.quota();
+        if self.used().saturating_add(bytes) > quota {
+            return Err(DocumentError::NoMemory { quota });
         }
         Ok(())
     }

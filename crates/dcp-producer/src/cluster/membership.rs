@@ -268,6 +268,7 @@ impl Cluster {
                 return Err(Error::BucketExists);
             }
             change.bucket_uuid = Some(self.new_uuid());
+            self.allow_flush(true);
             self.lay_out(&change.nodes);
             Ok(())
         })

@@ -8,6 +8,7 @@ mod membership;
 mod node;
 mod replicas;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
@@ -45,6 +46,8 @@ pub(crate) struct Cluster {
     versions: Arc<Versions>,
     /// Ends the connections that selected the bucket when it is dropped.
     bucket_life: RwLock<CancellationToken>,
+    /// Whether clients may flush the bucket.
+    may_flush: AtomicBool,
     /// Configuration of new DCP connections.
     dcp_config: RwLock<ConnectionConfig>,
     /// Privileges the user does not have.
@@ -82,6 +85,7 @@ impl Cluster {
             facts,
             versions: Arc::default(),
             bucket_life: RwLock::default(),
+            may_flush: AtomicBool::new(true),
             dcp_config: RwLock::new(dcp_config),
             revoked: RwLock::default(),
         };
@@ -150,6 +154,16 @@ impl Cluster {
     /// Token that ends the connections that selected the bucket.
     pub(crate) fn bucket_life(&self) -> CancellationToken {
         self.bucket_life.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether clients may flush the bucket.
+    pub(crate) fn may_flush(&self) -> bool {
+        self.may_flush.load(Ordering::Relaxed)
+    }
+
+    /// Lets clients flush the bucket, or not.
+    pub(crate) fn allow_flush(&self, allow: bool) {
+        self.may_flush.store(allow, Ordering::Relaxed);
     }
 
     /// Configuration of new DCP connections.

@@ -93,7 +93,8 @@ pub(super) fn no_views() -> String {
     json!({"error": "no_ddocs_service"}).to_string()
 }
 
-fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
+/// The bucket in its full form; `None` while it is dropped.
+pub(super) fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     let map = cluster.map();
     let mut bucket: Map<String, Value> = serde_json::from_slice(&map.view(node)?.bucket).ok()?;
     let servers = bucket.get("vBucketServerMap");
@@ -105,6 +106,9 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
     } else {
         ("couchstore", "valueOnly")
     };
+    // Clients take a bucket without the address for one that cannot be flushed.
+    let flush = format!("/pools/default/buckets/{name}/controller/doFlush");
+    let controllers = if cluster.may_flush() { json!({"flush": flush}) } else { json!({}) };
     let more = json!({
         "quota": {"ram": memory.quota(), "rawRAM": memory.quota()},
         "basicStats": {"memUsed": memory.used()},
@@ -120,8 +124,7 @@ fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
         "threadsNumber": 3,
         "autoCompactionSettings": false,
         "nodes": nodes(cluster, node)?,
-        // Without the first, SDKs assume that the bucket cannot be flushed.
-        "controllers": {"flush": format!("/pools/default/buckets/{name}/controller/doFlush")},
+        "controllers": controllers,
         "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
         "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},
     });

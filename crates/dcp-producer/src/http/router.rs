@@ -70,7 +70,7 @@ impl Management {
         }
         let (status, document) = match *path {
             [_, "scopes", ref path @ ..] => Change { method, path, form }.apply(&self.cluster)?,
-            _ => buckets::change(&self.cluster, method, path, form)?,
+            _ => buckets::change(&self.cluster, self.node, method, path, form)?,
         };
         let mut response = json(document);
         *response.status_mut() = status;

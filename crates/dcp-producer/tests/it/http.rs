@@ -260,7 +260,7 @@ async fn nothing_else_can_be_changed() {
     for (method, path) in [
         ("PUT", "/pools/default/buckets"),
         ("DELETE", "/pools/default/buckets"),
-        ("POST", "/pools/default/buckets/default"),
+        ("PATCH", "/pools/default/buckets/default"),
         ("POST", "/pools/default"),
     ] {
         let socket = dial(&producer, 0).await;
@@ -272,14 +272,62 @@ async fn nothing_else_can_be_changed() {
     assert_eq!((head.status, &*head.body), (200, ""));
 }
 
+async fn send_form(producer: &Producer, method: &str, path: &str, form: &str) -> Answer {
+    let headers = format!("{}Content-Length: {}\r\n", known(), form.len());
+    let request = [&request(method, path, &headers)[..], form.as_bytes()].concat();
+    exchange(dial(producer, 0).await, &request).await
+}
+
+#[tokio::test]
+async fn the_quota_of_the_bucket_and_whether_it_is_flushed_can_be_changed() {
+    let producer = start_one().await;
+    let bucket = "/pools/default/buckets/default";
+    let flush = format!("{bucket}/controller/doFlush");
+    let post = async |path: &str, form: &str| send_form(&producer, "POST", path, form).await;
+    let shown = async || get(&producer, bucket).await.json();
+    let same =
+        "bucketType=couchbase&replicaNumber=0&replicaIndex=0&maxTTL=0&evictionPolicy=valueOnly";
+    let form = format!("ramQuotaMB=345&flushEnabled=0&{same}");
+    assert_eq!(post(bucket, &form).await.status, 200);
+    let changed = shown().await;
+    assert_eq!(changed["quota"]["rawRAM"], 345 << 20);
+    assert!(changed["controllers"]["flush"].is_null());
+    let refused = post(&flush, "").await;
+    assert_eq!((refused.status, refused.body.contains("Flush is disabled")), (400, true));
+    for (form, field) in [
+        ("ramQuotaMB=99", "ramQuotaMB"),
+        ("ramQuotaMB=99999999999999999999", "ramQuotaMB"),
+        ("flushEnabled=2", "flushEnabled"),
+        ("ramQuotaMB=400&replicaNumber=1", "replicaNumber"),
+        ("flushEnabled=1&maxTTL=60", "maxTTL"),
+        ("flushEnabled=1&durabilityMinLevel=majority", "durabilityMinLevel"),
+    ] {
+        let refused = post(bucket, form).await;
+        assert_eq!(refused.status, 400, "{form}");
+        let reasons: Value = serde_json::from_str(&refused.body).unwrap();
+        assert!(reasons["errors"][field].is_string(), "{form}: {reasons}");
+    }
+    assert_eq!(shown().await, changed, "nothing is changed by halves");
+    assert_eq!(post(bucket, "flushEnabled=1").await.status, 200);
+    assert_eq!(post(&flush, "").await.status, 200);
+    assert_eq!(shown().await["quota"]["rawRAM"], 345 << 20);
+    // The quota holds for clients.
+    let large = bytes::Bytes::from(vec![b' '; 18 << 20]);
+    let write = |n: u8| {
+        let options = dcp_producer::WriteOptions::default();
+        producer.upsert(&[b'k', n], large.clone(), options)
+    };
+    assert_eq!(post(bucket, "ramQuotaMB=100").await.status, 200);
+    assert_eq!((0..8).filter(|n| write(*n).is_ok()).count(), 5);
+    assert_eq!(post(bucket, "ramQuotaMB=200").await.status, 200);
+    assert!(write(8).is_ok());
+}
+
 #[tokio::test]
 async fn the_bucket_is_flushed_dropped_and_made_anew() {
     let producer = start_one().await;
-    let ask = async |method: &str, path: &str, form: &str| {
-        let headers = format!("{}Content-Length: {}\r\n", known(), form.len());
-        let request = [&request(method, path, &headers)[..], form.as_bytes()].concat();
-        exchange(dial(&producer, 0).await, &request).await
-    };
+    let ask =
+        async |method: &str, path: &str, form: &str| send_form(&producer, method, path, form).await;
     let [buckets, bucket] = ["/pools/default/buckets", "/pools/default/buckets/default"];
     let flush = format!("{bucket}/controller/doFlush");
     producer.upsert(b"key", "1".into(), dcp_producer::WriteOptions::default()).unwrap();
@@ -299,7 +347,11 @@ async fn the_bucket_is_flushed_dropped_and_made_anew() {
     for (method, path) in [("DELETE", bucket), ("POST", &flush)] {
         assert_eq!(ask(method, path, "").await.status, 404);
     }
-    assert_eq!(ask("POST", buckets, "name=default").await.status, 202);
+    let settings = "name=default&ramQuotaMB=345";
+    assert_eq!(ask("POST", buckets, "name=default&ramQuotaMB=1").await.status, 400);
+    assert_eq!(ask("POST", buckets, settings).await.status, 202);
+    assert_eq!(ask("POST", &flush, "").await.status, 400, "nobody asked for flushing");
+    assert_eq!(get(&producer, bucket).await.json()["quota"]["rawRAM"], 345 << 20);
     assert!(producer.upsert(b"key", "1".into(), dcp_producer::WriteOptions::default()).is_ok());
 }
 
