@@ -187,6 +187,10 @@ pub enum DocumentError {
     /// The document has a durable write that is neither committed nor aborted.
     #[error("the document has a durable write in progress: commit or abort it first")]
     SyncWriteInProgress,
+    /// A durable write of the document was prepared before a failover or a restart, and is not
+    /// committed again yet.
+    #[error("a durable write of the document is being committed again: retry in a moment")]
+    SyncWriteReCommitInProgress,
     /// A client has locked the document.
     #[error("the document is locked: unlock it, or wait for half a minute at most")]
     Locked,

@@ -408,6 +408,15 @@ impl VBucket {
         }
         Ok(())
     }
+
+    /// Refuses to read a document whose durable write is being committed again: neither the old
+    /// version nor the new one is known to be the visible one.
+    pub(crate) fn check_visible(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
+        if self.durable.may_be_visible(key) {
+            return Err(DocumentError::SyncWriteReCommitInProgress);
+        }
+        Ok(())
+    }
 }
 
 impl VBucket {
@@ -438,6 +447,7 @@ impl VBucket {
         cas: Cas,
     ) -> Result<(), DocumentError> {
         self.check_collection(key)?;
+        self.check_not_prepared(key)?;
         let item = self.live_as_stored(now, key).ok_or(DocumentError::NotFound)?;
         if !self.is_locked(now, key) {
             return Err(DocumentError::NotLocked);

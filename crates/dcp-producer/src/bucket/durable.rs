@@ -33,13 +33,16 @@ struct Outstanding {
     level: DurabilityLevel,
     /// When it is aborted unless enough copies have it; `None` if the bucket's owner decides.
     deadline: Option<Now>,
+    /// Whether clients may have seen it: it was prepared on another node or before a restart, and
+    /// may have been committed there.
+    may_be_visible: bool,
 }
 
 impl Outstanding {
     fn of(item: &Item) -> Option<Self> {
         let ItemKind::Prepare { level, .. } = item.kind else { return None };
         let (collection_id, key) = (item.collection_id, item.key.clone());
-        Some(Self { collection_id, key, level, deadline: None })
+        Some(Self { collection_id, key, level, deadline: None, may_be_visible: false })
     }
 }
 
@@ -106,7 +109,13 @@ impl DurableWrites {
     pub(super) fn decide_all_by_copies(&mut self) {
         for write in self.outstanding.values_mut() {
             write.deadline = Some(Now::NEVER);
+            write.may_be_visible = true;
         }
+    }
+
+    /// Whether the document has an outstanding write that clients may have seen.
+    pub(super) fn may_be_visible(&self, key: DocKey<'_>) -> bool {
+        self.of_document(key).is_some_and(|write| write.may_be_visible)
     }
 
     /// The next write to be committed or aborted, if the copies decide on it.
@@ -184,10 +193,14 @@ impl DurableWrites {
 
     /// Whether the document has a write that is prepared but not completed.
     pub(super) fn is_outstanding(&self, key: DocKey<'_>) -> bool {
-        let same = |write: &Outstanding| {
+        self.of_document(key).is_some()
+    }
+
+    fn of_document(&self, key: DocKey<'_>) -> Option<&Outstanding> {
+        let same = |write: &&Outstanding| {
             (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
         };
-        !self.outstanding.is_empty() && self.outstanding.values().any(same)
+        self.outstanding.values().find(same)
     }
 
     /// Rolls back to `to`, where `items` are the newest versions.

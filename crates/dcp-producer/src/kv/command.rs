@@ -13,7 +13,7 @@ use super::session::{Flow, Session};
 use crate::bucket::{Durability, MAX_VALUE_LEN, VBucket};
 use crate::chance::Now;
 use crate::cluster::SERVER_VERSION;
-use crate::value;
+use crate::{DocumentError, value};
 
 impl Session {
     /// Answers one request. `dcp_open`: whether the connection was opened for DCP.
@@ -29,6 +29,9 @@ impl Session {
             let opcode = frame.header.opcode;
             let dcp = dcp_open && (opcode.is_dcp() || opcode == Opcode::GET_ERROR_MAP);
             return if dcp { Flow::Dcp } else { Flow::Continue };
+        }
+        if !self.may_begin(frame) {
+            return Flow::Later;
         }
         // HELLO may request its own duration.
         let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
@@ -96,7 +99,7 @@ pub(super) struct Command<'a, 'f> {
     pub(super) frame: &'a Frame<'f>,
     pub(super) now: Now,
     /// When handling began, if the client requests the duration.
-    started: Option<Instant>,
+    pub(super) started: Option<Instant>,
     out: &'a mut BytesMut,
 }
 
@@ -127,9 +130,6 @@ impl<'a, 'f> Command<'a, 'f> {
 
     /// Executes the request and answers it.
     pub(super) fn run(&mut self) -> Result<(), Failure> {
-        if let Some(write) = self.session.durable_write.take() {
-            return self.await_durable(write);
-        }
         match Self::handler(self.frame.header.opcode) {
             Some(handler) => handler(self),
             // Older servers have no privilege for commands that they do not know.
@@ -336,14 +336,19 @@ impl<'a, 'f> Command<'a, 'f> {
         }
     }
 
-    /// Runs an operation on the vBucket of the request, which must have the collection of the key.
+    /// Runs an operation that reads the document of the request on its vBucket, which must have the
+    /// collection of the key.
     pub(super) fn with_collection<T>(
         &mut self,
         key: DocKey<'_>,
         op: impl FnOnce(&mut VBucket) -> T,
     ) -> Result<T, Failure> {
         self.check_readable(key.collection_id)?;
-        let checked = |vbucket: &mut VBucket| vbucket.check_collection(key).map(|()| op(vbucket));
+        let checked = |vbucket: &mut VBucket| {
+            vbucket.check_collection(key)?;
+            vbucket.check_visible(key)?;
+            Ok::<T, DocumentError>(op(vbucket))
+        };
         Ok(self.with_vbucket(checked)??)
     }
 

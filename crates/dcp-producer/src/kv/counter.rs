@@ -22,6 +22,7 @@ impl Command<'_, '_> {
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let (written, number) = self.with_vbucket(|vbucket| {
             vbucket.check_collection(key)?;
+            vbucket.check_visible(key)?;
             let item = vbucket.live(now, key);
             let (number, section, flags, expiry) = match &item {
                 Some(item) => {

@@ -165,6 +165,7 @@ impl Command<'_, '_> {
         let durability = self.options()?.durability;
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let written = self.with_vbucket(|vbucket| {
+            vbucket.check_visible(key)?;
             vbucket.remove(now, key, cas, ItemKind::Deletion, durability)
         })??;
         self.send_written(written)
@@ -179,6 +180,7 @@ impl Command<'_, '_> {
         let (key, now, cas) = (self.key()?, self.now, self.frame.header.cas);
         let written = self.with_vbucket(|vbucket| {
             vbucket.check_collection(key)?;
+            vbucket.check_visible(key)?;
             let Some(item) = vbucket.live(now, key) else {
                 return Err(Failure::Status(Status::NOT_STORED));
             };

@@ -1,6 +1,6 @@
 //! Durable writes of clients: prepared, and answered once the copies have decided.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dcp_wire::Status;
 use dcp_wire::message::DurabilityLevel;
@@ -42,30 +42,38 @@ impl Command<'_, '_> {
         Ok(Durability { level, deadline: Some(self.now.after(timeout)) })
     }
 
-    /// Answers a durable write, or checks it again later. While it is undecided, the connection
-    /// waits, since answers are sent in order.
+    /// Answers a durable write, or defers the answer until it is decided.
     pub(super) fn await_durable(&mut self, write: DurableWrite) -> Result<(), Failure> {
-        let Written { vbuuid, seqno, cas } = write.written;
-        // Accessing it lets the copies decide.
+        match self.outcome(&write)? {
+            Outcome::Outstanding => {
+                self.defer(write);
+                Ok(())
+            }
+            decided => self.answer_durable(decided, &write),
+        }
+    }
+
+    /// What became of a durable write; looking lets the copies decide.
+    pub(super) fn outcome(&mut self, write: &DurableWrite) -> Result<Outcome, Failure> {
+        let Written { vbuuid, seqno, .. } = write.written;
         let found = self
             .with_vbucket(|vbucket| (vbucket.vbuuid() == vbuuid).then(|| vbucket.outcome(seqno)));
-        self.session.waiting_since.get_or_insert_with(Instant::now);
-        let outcome = match found {
-            Ok(Some(outcome)) => outcome,
+        match found {
+            Ok(Some(outcome)) => Ok(outcome),
             // The copy is no longer the active one, which alone knows the outcome.
-            Ok(None) | Err(Failure::NotMyVbucket) => Outcome::Aborted,
-            Err(failure) => return Err(failure),
-        };
-        if outcome == Outcome::Outstanding {
-            self.session.durable_write = Some(write);
-            return Err(Failure::Later);
+            Ok(None) | Err(Failure::NotMyVbucket) => Ok(Outcome::Aborted),
+            Err(failure) => Err(failure),
         }
-        self.session.waiting_since = None;
+    }
+
+    /// Answers a durable write that is decided. Servers report the seqno of the prepare.
+    pub(super) fn answer_durable(
+        &mut self,
+        outcome: Outcome,
+        write: &DurableWrite,
+    ) -> Result<(), Failure> {
         match outcome {
-            // Servers report the seqno of the prepare.
-            Outcome::Committed => {
-                self.answer_write(write.status, Written { vbuuid, seqno, cas }, &write.value)
-            }
+            Outcome::Committed => self.answer_write(write.status, write.written, &write.value),
             _ => Err(Status::SYNC_WRITE_AMBIGUOUS.into()),
         }
     }

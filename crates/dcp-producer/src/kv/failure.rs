@@ -50,6 +50,9 @@ impl From<DocumentError> for Failure {
                 Self::Status(Status::KEY_EEXISTS)
             }
             DocumentError::SyncWriteInProgress => Self::Status(Status::SYNC_WRITE_IN_PROGRESS),
+            DocumentError::SyncWriteReCommitInProgress => {
+                Self::Status(Status::SYNC_WRITE_RE_COMMIT_IN_PROGRESS)
+            }
             DocumentError::Locked => Self::Status(Status::LOCKED),
             DocumentError::NotLocked => Self::Status(Status::NOT_LOCKED),
             DocumentError::NotPrepared => Self::Status(Status::EINVAL),

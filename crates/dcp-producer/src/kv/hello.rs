@@ -48,7 +48,7 @@ impl Features {
                 Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
-                // Permission to answer out of order need not be used, but excludes DCP.
+                // Excludes DCP.
                 Feature::UNORDERED_EXECUTION => set(&mut features.unordered_execution),
                 Feature::TCP_NODELAY
                 | Feature::SELECT_BUCKET

@@ -1,7 +1,7 @@
 //! Answers to all requests except DCP.
 //!
 //! A [`Session`] takes whole requests in order and appends the answer to each to a buffer. It does
-//! no IO and starts no tasks; every operation finishes before the next request is handled.
+//! no IO and starts no tasks. Answers to durable writes may come later than others.
 
 mod cluster_map;
 mod collections;
@@ -15,6 +15,7 @@ mod failure;
 mod hello;
 mod login;
 mod meta;
+mod pipeline;
 mod seqnos;
 mod session;
 mod stats;

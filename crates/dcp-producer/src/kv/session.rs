@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::producer::ServerVersion;
-use dcp_wire::Status;
 use dcp_wire::message::ConfigVersion;
+use dcp_wire::{Opaque, Opcode, Status, Vbid};
 use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
@@ -63,6 +63,19 @@ pub(super) struct DurableWrite {
     pub(super) value: Vec<u8>,
 }
 
+/// A request whose answer waits for its durable write.
+#[derive(Debug)]
+pub(super) struct Deferred {
+    pub(super) opcode: Opcode,
+    pub(super) opaque: Opaque,
+    pub(super) vbid: Vbid,
+    /// When it was begun, if the client requests the duration.
+    pub(super) started: Option<Instant>,
+    /// Whether the requests after it wait for it.
+    pub(super) is_barrier: bool,
+    pub(super) write: DurableWrite,
+}
+
 /// One connection's state outside DCP.
 #[derive(Debug)]
 pub(crate) struct Session {
@@ -74,8 +87,8 @@ pub(crate) struct Session {
     pub(super) bucket: Option<CancellationToken>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
-    /// The write that the request being retried has prepared.
-    pub(super) durable_write: Option<DurableWrite>,
+    /// Requests whose answers wait for their durable writes, in the order they came.
+    pub(super) deferred: Vec<Deferred>,
     /// Since when a request is being retried.
     pub(super) waiting_since: Option<Instant>,
     /// How long it may be retried.
@@ -94,7 +107,7 @@ impl Session {
             login: Login::new(credentials),
             bucket: None,
             map_sent: None,
-            durable_write: None,
+            deferred: Vec::new(),
             waiting_since: None,
             persistence_timeout: Duration::ZERO,
         }
@@ -116,9 +129,9 @@ impl Session {
         Self { persistence_timeout: timeout, ..self }
     }
 
-    /// Whether a request is being retried.
+    /// Whether a request is being retried, or its answer waits.
     pub(crate) fn is_waiting(&self) -> bool {
-        self.waiting_since.is_some()
+        self.waiting_since.is_some() || self.is_deferring()
     }
 
     pub(crate) fn cluster(&self) -> &Arc<Cluster> {

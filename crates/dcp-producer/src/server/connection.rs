@@ -28,7 +28,7 @@ const OUTPUT_LOW: usize = 64 << 10;
 const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
 /// How often the machine's timers are checked while the socket is blocked.
 const STUCK_TICK: Duration = Duration::from_secs(1);
-/// How long to wait before a waiting request is retried.
+/// How long to wait before a waiting request is retried, or a durable write looked at again.
 const RETRY_TICK: Duration = Duration::from_millis(10);
 /// Bytes to read from the socket at a time.
 const READ_SIZE: usize = 64 << 10;
@@ -199,6 +199,7 @@ impl Connection {
         // it: rules are refreshed after changes were seen.
         let before = self.output.len();
         self.tap.refresh(before);
+        let answered = self.answer_deferred();
         let handled = self.handle_input()?;
         self.push_map();
         let produced = self.produce();
@@ -210,7 +211,7 @@ impl Connection {
         self.tap.refresh(before);
         let passed = self.tap.is_active() && self.pass_tap()?;
         let written = self.write()?;
-        Ok(read || handled || produced || passed || written)
+        Ok(read || answered || handled || produced || passed || written)
     }
 
     /// Whether the selected bucket was dropped.
@@ -281,6 +282,24 @@ impl Connection {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(false),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Writes the answers that durable writes have held up; `false` if there are none yet.
+    fn answer_deferred(&mut self) -> bool {
+        if !self.session.is_deferring() || !self.has_room() {
+            return false;
+        }
+        let wall = self.session.cluster().bucket.chance().now();
+        let before = self.output.len();
+        if self.session.answer_deferred(wall, &mut self.output) == Flow::Close {
+            self.closing = Some(now());
+        }
+        let answered = self.output.len() > before;
+        if answered && let Some(at) = &mut self.retry_at {
+            // The request that waits for them may be handled now.
+            *at = now();
+        }
+        answered
     }
 
     /// Handles the whole requests that have arrived.
@@ -443,7 +462,9 @@ impl Connection {
         let timeout = self.dcp.poll_timeout();
         let timeout = timeout.map(|at| if streams { at } else { at.max(now + STUCK_TICK) });
         let given_up = self.closing.map(|since| since + CLOSING_PATIENCE);
-        let (deadline, retry_at) = (self.deadline(), self.retry_at.filter(|_| self.has_room()));
+        let tick = self.session.is_deferring().then(|| now + RETRY_TICK);
+        let retry_at = self.retry_at.into_iter().chain(tick).min().filter(|_| self.has_room());
+        let deadline = self.deadline();
         let changed = self.following.as_ref().map(|following| &following.subscriber.notify);
         tokio::select! {
             biased;

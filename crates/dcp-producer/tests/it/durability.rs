@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dcp_producer::{Producer, WriteOptions};
 use dcp_test::packet::encoded;
 use dcp_wire::message::MutationToken;
-use dcp_wire::{Feature, Frame, Opcode, Status, Vbid};
+use dcp_wire::{Cas, Feature, Frame, Opaque, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
 use super::raw_client::{Packet, RawClient};
@@ -25,6 +25,8 @@ const fn within_a_second(level: u8) -> [u8; 4] {
 }
 
 const MAJORITY: [u8; 4] = within_a_second(1);
+/// For tests that look at a write while it waits.
+const LASTING: [u8; 2] = [0x11, 1];
 const PERSIST_ON_ACTIVE: [u8; 4] = within_a_second(2);
 const PERSIST_TO_MAJORITY: [u8; 4] = within_a_second(3);
 
@@ -195,8 +197,129 @@ async fn a_copy_that_takes_over_completes_what_was_prepared() {
     assert_eq!(&producer.get(key.as_bytes()).unwrap().value[..], b"old");
     producer.failover(behind[0], false).unwrap();
     producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    refuses_what_is_committed_again(&producer, &key).await;
     producer.hold_persistence(Vbid(0), 0, false).unwrap();
     producer.hold_persistence(Vbid(0), 1, false).unwrap();
     producer.persist();
     assert_eq!(&producer.get(key.as_bytes()).unwrap().value[..], b"{}");
+    let mut client = RawClient::ready(&producer, place(&producer, 0), FEATURES).await;
+    let found = client.succeed(Frame::request(Opcode::GET).with_key(key.as_bytes())).await;
+    assert_eq!(found.frame().value, b"{}");
+}
+
+/// Where copy `index` is among the nodes that are left: the first one failed.
+fn place(producer: &Producer, index: usize) -> usize {
+    producer.copies_of(Vbid(0)).unwrap()[index] - 1
+}
+
+/// The write may have been committed on the node that failed, so nobody may read the old version.
+/// Writes are refused as before.
+async fn refuses_what_is_committed_again(producer: &Producer, key: &str) {
+    let mut client = RawClient::ready(producer, place(producer, 0), FEATURES).await;
+    let request = |opcode| Frame::request(opcode).with_key(key.as_bytes());
+    let again = Status::SYNC_WRITE_RE_COMMIT_IN_PROGRESS;
+    client.fail(request(Opcode::GET), again).await;
+    client.fail(request(Opcode::GET_META), again).await;
+    let path = request(Opcode::SUBDOC_GET).with_extras(&[0, 1, 0]).with_value(b"a");
+    client.fail(path, again).await;
+    // What reads before it writes is refused like a read.
+    client.fail(request(Opcode::DELETE), again).await;
+    client.fail(request(Opcode::APPEND).with_value(b"{}"), again).await;
+    client.fail(request(Opcode::INCREMENT).with_extras(&[0; 20]), again).await;
+    let in_progress = Status::SYNC_WRITE_IN_PROGRESS;
+    client.fail(set(key, &[]), in_progress).await;
+    client.fail(request(Opcode::TOUCH).with_extras(&[0; 4]), in_progress).await;
+    client.fail(request(Opcode::GET_LOCKED), in_progress).await;
+    client.fail(request(Opcode::UNLOCK).with_cas(Cas(1)), in_progress).await;
+    // Other documents are not affected, and replicas have what was committed.
+    client.fail(Frame::request(Opcode::GET).with_key(b"none"), Status::KEY_ENOENT).await;
+    let mut client = RawClient::ready(producer, place(producer, 1), FEATURES).await;
+    let found = client.succeed(request(Opcode::GET_REPLICA)).await;
+    assert_eq!(found.frame().value, b"old");
+}
+
+const UNORDERED: &[Feature] = &[
+    Feature::XERROR,
+    Feature::MUTATION_SEQNO,
+    Feature::ALT_REQUEST_SUPPORT,
+    Feature::SYNC_REPLICATION,
+    Feature::UNORDERED_EXECUTION,
+];
+
+fn numbered(request: Frame<'_>, number: u32) -> Vec<u8> {
+    encoded(&request.with_opaque(Opaque(number)))
+}
+
+/// Opaques of the next answers, which must be successes.
+async fn answered<const N: usize>(client: &mut RawClient) -> [u32; N] {
+    let mut opaques = [0; N];
+    for opaque in &mut opaques {
+        let answer = client.receive().await;
+        assert_eq!(answer.status(), Status::SUCCESS);
+        *opaque = answer.frame().header.opaque.0;
+    }
+    opaques
+}
+
+/// A write that waits for a held replica, then a read of another document, on one connection.
+async fn write_and_read(features: &[Feature], barrier: &[u8]) -> (Producer, RawClient) {
+    let producer = two_nodes().await;
+    let [held, other] = keys(&producer);
+    producer.upsert(other.as_bytes(), "{}".into(), WriteOptions::default()).unwrap();
+    producer.set_replica_lag(Vbid(0), 1, None).unwrap();
+    let mut client = RawClient::ready(&producer, 0, features).await;
+    let read = Frame::request(Opcode::GET).with_key(other.as_bytes());
+    client.send(&numbered(set(&held, &LASTING), 1)).await;
+    client.send(&numbered(read.with_framing_extras(barrier), 2)).await;
+    (producer, client)
+}
+
+#[tokio::test]
+async fn without_unordered_execution_answers_wait_for_a_durable_write() {
+    let (producer, mut client) = write_and_read(FEATURES, &[]).await;
+    client.expect_silence().await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    assert_eq!(answered(&mut client).await, [1, 2]);
+}
+
+#[tokio::test]
+async fn with_unordered_execution_others_are_answered_before_a_durable_write() {
+    let (producer, mut client) = write_and_read(UNORDERED, &[]).await;
+    assert_eq!(answered(&mut client).await, [2]);
+    // What may not be reordered waits, and so does what follows it.
+    client.send(&numbered(Frame::request(Opcode::NOOP), 3)).await;
+    let maps = Frame::request(Opcode::GET_CLUSTER_CONFIG);
+    client.send(&numbered(maps, 4)).await;
+    client.expect_silence().await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    assert_eq!(answered(&mut client).await, [1, 3, 4]);
+}
+
+#[tokio::test]
+async fn a_barrier_keeps_the_order() {
+    let (producer, mut client) = write_and_read(UNORDERED, &[0x00]).await;
+    client.expect_silence().await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    assert_eq!(answered(&mut client).await, [1, 2]);
+}
+
+#[tokio::test]
+async fn a_connection_has_32_requests_underway() {
+    let producer = two_nodes().await;
+    let held: [String; 32] = keys(&producer);
+    producer.set_replica_lag(Vbid(0), 1, None).unwrap();
+    let mut client = RawClient::ready(&producer, 0, UNORDERED).await;
+    for (number, key) in (1..).zip(&held) {
+        if number == 32 {
+            let maps = Frame::request(Opcode::GET_CLUSTER_CONFIG);
+            client.send(&numbered(maps, 0)).await;
+            assert_eq!(answered(&mut client).await, [0]);
+        }
+        client.send(&numbered(set(key, &LASTING), number)).await;
+    }
+    client.send(&numbered(Frame::request(Opcode::GET_CLUSTER_CONFIG), 33)).await;
+    client.expect_silence().await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    let answers: [u32; 33] = answered(&mut client).await;
+    assert!(answers.into_iter().eq(1..=33));
 }
