@@ -15,16 +15,6 @@ pub struct Revision {
     pub rev: i64,
 }
 
-/// Storage type of a bucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum BucketType {
-    /// Documents are persisted.
-    Couchbase,
-    /// Documents are in memory only.
-    Ephemeral,
-}
-
 /// The configuration of one bucket.
 ///
 /// Node indexes are positions in [`nodes`](Self::nodes); all of them were checked when parsed.
@@ -33,10 +23,9 @@ pub struct BucketConfig {
     revision: Revision,
     name: String,
     uuid: String,
-    bucket_type: BucketType,
+    is_ephemeral: bool,
     capabilities: Vec<String>,
     manifest_uid: Option<ManifestUid>,
-    num_replicas: u8,
     nodes: Vec<Node>,
     /// Row per vBucket, active first; `None` where no node holds that copy.
     copies: Vec<Box<[Option<u16>]>>,
@@ -67,7 +56,7 @@ impl BucketConfig {
             )),
         };
         let capabilities = json.bucket_capabilities.unwrap_or_default().0;
-        let ephemeral = match (json.bucket_type.as_deref(), json.storage_backend.as_deref()) {
+        let is_ephemeral = match (json.bucket_type.as_deref(), json.storage_backend.as_deref()) {
             (Some(bucket_type), _) => bucket_type == "ephemeral",
             (None, Some(storage_backend)) => storage_backend == "undefined",
             // Before 7.1, only the capability for views shows that a bucket is persisted, and all
@@ -80,10 +69,9 @@ impl BucketConfig {
             revision,
             name: json.name.ok_or(InvalidConfig::Missing("name"))?,
             uuid: json.uuid.ok_or(InvalidConfig::Missing("uuid"))?,
-            bucket_type: if ephemeral { BucketType::Ephemeral } else { BucketType::Couchbase },
+            is_ephemeral,
             capabilities,
             manifest_uid,
-            num_replicas: map.num_replicas.unwrap_or(0),
             nodes,
             copies,
         })
@@ -114,22 +102,10 @@ impl BucketConfig {
         &self.uuid
     }
 
-    /// Storage type of the bucket.
-    #[must_use]
-    pub const fn bucket_type(&self) -> BucketType {
-        self.bucket_type
-    }
-
-    /// Whether the bucket is ephemeral.
+    /// Whether the bucket's documents are in memory only.
     #[must_use]
     pub const fn is_ephemeral(&self) -> bool {
-        matches!(self.bucket_type, BucketType::Ephemeral)
-    }
-
-    /// Capabilities of the bucket under the server's names: `collections`, `durableWrite`, ...
-    #[must_use]
-    pub fn capabilities(&self) -> &[String] {
-        &self.capabilities
+        self.is_ephemeral
     }
 
     /// Whether streams can resume below the purge seqno, as of 7.2.
@@ -138,7 +114,7 @@ impl BucketConfig {
         self.has_capability("dcp.IgnorePurgedTombstones")
     }
 
-    /// Whether the bucket has `capability`.
+    /// Whether the bucket has `capability`, by the server's name: `collections`, `durableWrite`, ...
     #[must_use]
     pub fn has_capability(&self, capability: &str) -> bool {
         self.capabilities.iter().any(|known| known == capability)
@@ -148,12 +124,6 @@ impl BucketConfig {
     #[must_use]
     pub const fn manifest_uid(&self) -> Option<ManifestUid> {
         self.manifest_uid
-    }
-
-    /// How many replicas a vBucket should have.
-    #[must_use]
-    pub const fn num_replicas(&self) -> u8 {
-        self.num_replicas
     }
 
     /// How many vBuckets the bucket has; at least 1.
@@ -186,12 +156,6 @@ impl BucketConfig {
     /// The vBuckets active on a node, ascending.
     pub fn active_on(&self, node: usize) -> impl Iterator<Item = Vbid> + '_ {
         (0..self.num_vbuckets()).map(Vbid).filter(move |&vbid| self.active(vbid) == Some(node))
-    }
-
-    /// The vBucket of a document key; `key` is without its collection prefix.
-    #[must_use]
-    pub fn vbucket_of_key(&self, key: &[u8]) -> Vbid {
-        super::vbucket_of_key(key, self.num_vbuckets())
     }
 }
 
@@ -229,7 +193,7 @@ fn data_nodes(
             .or_else(|| in_place.filter(|node| offers_data(node)));
         nodes.push(node.cloned().unwrap_or_else(|| {
             let ports = Ports { kv: offered(Some(port)), ..Ports::default() };
-            Node { default: Endpoint { hostname, ports }, external: None, this_node: false }
+            Node { default: Endpoint { hostname, ports }, external: None }
         }));
     }
     Ok(nodes)

@@ -46,7 +46,6 @@ pub(super) struct ServerMapJson {
     pub(super) server_list: AtMost<String, MAX_NODES>,
     #[serde(rename = "vBucketMap", default)]
     pub(super) vbucket_map: AtMost<AtMost<i64, MAX_COPIES>, MAX_VBUCKETS>,
-    pub(super) num_replicas: Option<u8>,
 }
 
 #[derive(Deserialize)]
@@ -55,8 +54,6 @@ pub(super) struct NodeJson {
     #[serde(default)]
     services: PortsJson,
     hostname: Option<String>,
-    #[serde(default)]
-    this_node: bool,
     #[serde(default)]
     alternate_addresses: AlternateJson,
 }
@@ -67,9 +64,6 @@ struct PortsJson {
     kv: Option<u16>,
     #[serde(rename = "kvSSL")]
     kv_ssl: Option<u16>,
-    mgmt: Option<u16>,
-    #[serde(rename = "mgmtSSL")]
-    mgmt_ssl: Option<u16>,
 }
 
 #[derive(Default, Deserialize)]
@@ -85,12 +79,7 @@ struct ExternalJson {
 
 impl From<PortsJson> for Ports {
     fn from(json: PortsJson) -> Self {
-        Self {
-            kv: offered(json.kv),
-            kv_ssl: offered(json.kv_ssl),
-            mgmt: offered(json.mgmt),
-            mgmt_ssl: offered(json.mgmt_ssl),
-        }
+        Self { kv: offered(json.kv), kv_ssl: offered(json.kv_ssl) }
     }
 }
 
@@ -125,7 +114,7 @@ impl NodeJson {
             })
         });
         let default = Endpoint { hostname, ports };
-        Ok(Node { default, external: external.transpose()?, this_node: self.this_node })
+        Ok(Node { default, external: external.transpose()? })
     }
 }
 

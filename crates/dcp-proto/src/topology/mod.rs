@@ -14,7 +14,7 @@ mod node;
 #[cfg(test)]
 mod tests;
 
-pub use bucket_config::{BucketConfig, BucketType, Revision};
+pub use bucket_config::{BucketConfig, Revision};
 pub use connection_string::{ConnectionString, InvalidConnectionString, Scheme};
 pub use global_config::GlobalConfig;
 pub use manifest::{CollectionEntry, InvalidManifest, Manifest, ScopeEntry};

@@ -34,13 +34,11 @@ impl fmt::Display for Address {
     }
 }
 
-/// The ports a node offers the data service and the cluster manager on.
+/// The ports a node offers the data service on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Ports {
     pub(super) kv: Option<u16>,
     pub(super) kv_ssl: Option<u16>,
-    pub(super) mgmt: Option<u16>,
-    pub(super) mgmt_ssl: Option<u16>,
 }
 
 /// A name and ports of a node on one network.
@@ -53,11 +51,6 @@ pub(super) struct Endpoint {
 impl Endpoint {
     fn data(&self, tls: bool) -> Option<Address> {
         let port = if tls { self.ports.kv_ssl } else { self.ports.kv }?;
-        Some(Address::new(self.hostname.as_str(), port))
-    }
-
-    fn manager(&self, tls: bool) -> Option<Address> {
-        let port = if tls { self.ports.mgmt_ssl } else { self.ports.mgmt }?;
         Some(Address::new(self.hostname.as_str(), port))
     }
 
@@ -112,7 +105,6 @@ impl NetworkSelection {
 pub struct Node {
     pub(super) default: Endpoint,
     pub(super) external: Option<Endpoint>,
-    pub(super) this_node: bool,
 }
 
 impl Node {
@@ -122,22 +114,10 @@ impl Node {
         &self.default.hostname
     }
 
-    /// Whether the node is the one that sent the configuration.
-    #[must_use]
-    pub const fn is_this_node(&self) -> bool {
-        self.this_node
-    }
-
     /// Where the data service listens; `None` if it is not offered on that network in that way.
     #[must_use]
     pub fn data_address(&self, network: Network, tls: bool) -> Option<Address> {
         self.endpoint(network)?.data(tls)
-    }
-
-    /// Where the cluster manager listens; `None` if not offered.
-    #[must_use]
-    pub fn manager_address(&self, network: Network, tls: bool) -> Option<Address> {
-        self.endpoint(network)?.manager(tls)
     }
 
     const fn endpoint(&self, network: Network) -> Option<&Endpoint> {
