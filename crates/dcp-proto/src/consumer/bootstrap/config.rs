@@ -2,7 +2,6 @@
 
 use core::fmt;
 
-use bytes::Bytes;
 use dcp_wire::message::{Control, OpenFlags};
 use dcp_wire::sasl::{Mechanism, SaslError};
 use dcp_wire::{DecodeError, Feature, Opcode, Status};
@@ -219,8 +218,6 @@ pub struct BootstrapOutcome {
     pub features: Vec<Feature>,
     /// The configuration.
     pub config: ClusterConfig,
-    /// The configuration as received, in JSON.
-    pub config_json: Bytes,
     /// The collections manifest; `None` if it was not requested or the server has no collections.
     pub manifest: Option<Manifest>,
     /// Keys of the controls that the server accepted.

@@ -13,7 +13,7 @@ pub use config::{
 
 use core::fmt;
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use dcp_wire::sasl::{Mechanism, ScramClient};
 use dcp_wire::{Feature, Frame, Magic, Opaque, Opcode, Status};
 use zeroize::{Zeroize, Zeroizing};
@@ -96,7 +96,7 @@ pub struct Bootstrap {
     mechanism: Option<Mechanism>,
     scram: Option<ScramClient>,
     features: Vec<Feature>,
-    cluster: Option<(ClusterConfig, Bytes)>,
+    cluster: Option<ClusterConfig>,
     manifest: Option<Manifest>,
     controls: Vec<&'static str>,
 }
@@ -205,11 +205,9 @@ impl Bootstrap {
         if !self.is_done() {
             return None;
         }
-        let (config, config_json) = self.cluster.take()?;
         Some(BootstrapOutcome {
             features: core::mem::take(&mut self.features),
-            config,
-            config_json,
+            config: self.cluster.take()?,
             manifest: self.manifest.take(),
             controls: core::mem::take(&mut self.controls),
         })

@@ -1,6 +1,7 @@
 //! How a bootstrap handles answers and the server's own requests.
 
-use bytes::Bytes;
+use std::borrow::Cow;
+
 use dcp_wire::message::Features;
 use dcp_wire::sasl::{Mechanism, SaslError, select_mechanism};
 use dcp_wire::{Datatype, Feature, Frame, Opcode, Status, snappy};
@@ -84,7 +85,7 @@ impl Bootstrap {
         }
         let json = body(frame)?;
         let parsed = self.parse_config(&json)?;
-        self.keep_newer(parsed, json);
+        self.keep_newer(parsed);
         Ok(())
     }
 
@@ -96,10 +97,10 @@ impl Bootstrap {
         })
     }
 
-    fn keep_newer(&mut self, config: ClusterConfig, json: Bytes) {
+    fn keep_newer(&mut self, config: ClusterConfig) {
         match &self.cluster {
-            Some((current, _)) if config.revision() <= current.revision() => {}
-            _ => self.cluster = Some((config, json)),
+            Some(current) if config.revision() <= current.revision() => {}
+            _ => self.cluster = Some(config),
         }
     }
 
@@ -144,9 +145,8 @@ impl Bootstrap {
         if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE || !ours || frame.value.is_empty() {
             return;
         }
-        let parsed = body(frame).and_then(|json| Ok((self.parse_config(&json)?, json)));
-        match parsed {
-            Ok((config, json)) => self.keep_newer(config, json),
+        match body(frame).and_then(|json| self.parse_config(&json)) {
+            Ok(config) => self.keep_newer(config),
             Err(error) => tracing::debug!(%error, "ignoring a pushed configuration"),
         }
     }
@@ -179,12 +179,12 @@ fn authenticated(frame: &Frame<'_>) -> Result<(), BootstrapError> {
 }
 
 /// The value of a response, inflated if it is compressed.
-fn body(frame: &Frame<'_>) -> Result<Bytes, BootstrapError> {
+fn body<'a>(frame: &Frame<'a>) -> Result<Cow<'a, [u8]>, BootstrapError> {
     let opcode = frame.header.opcode;
     if !frame.header.datatype.contains(Datatype::SNAPPY) {
-        return Ok(Bytes::copy_from_slice(frame.value));
+        return Ok(Cow::Borrowed(frame.value));
     }
     snappy::decompress(frame.value, MAX_CONFIG_LEN)
-        .map(Bytes::from)
+        .map(Cow::Owned)
         .map_err(|source| BootstrapError::Malformed { opcode, source })
 }

@@ -74,7 +74,6 @@ fn a_connection_is_set_up_in_four_round_trips() {
     let bucket = outcome.config.bucket().unwrap();
     assert_eq!((bucket.name(), bucket.num_vbuckets()), ("default", 2));
     assert_eq!(bucket.nodes()[0].hostname(), "10.0.0.1");
-    assert_eq!(&outcome.config_json[..], CONFIG);
     assert_eq!(outcome.manifest.as_ref().unwrap().uid().0, 2);
     assert!(outcome.has_feature(Feature::COLLECTIONS));
     assert!(outcome.has_control(Control::MAX_MARKER_VERSION));
