@@ -42,24 +42,24 @@ struct Preamble {
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Document<F, P> {
+struct Document<F> {
     format: String,
     version: u64,
     crc32: Hex<u32>,
-    content: Content<F, P>,
+    content: Content<F>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Content<F, P> {
+struct Content<F> {
     bucket_uuid: String,
     filter: F,
-    positions: BTreeMap<VbidKey, P>,
+    positions: BTreeMap<VbidKey, PositionDocument>,
 }
 
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct PositionV1 {
+struct PositionDocument {
     seqno: u64,
     snapshot: [u64; 2],
     /// Newest first; empty if there was no stream yet.
@@ -67,27 +67,15 @@ struct PositionV1 {
     manifest: Hex<u64>,
     purge_seqno: u64,
     epoch: u32,
-}
-
-#[derive(Deserialize, Serialize)]
-#[serde(deny_unknown_fields)]
-struct PositionV2 {
-    seqno: u64,
-    snapshot: [u64; 2],
-    /// Newest first; empty if there was no stream yet.
-    failover_log: Log,
-    manifest: Hex<u64>,
-    purge_seqno: u64,
-    epoch: u32,
-    /// Oldest first, below the position.
+    /// Oldest first, below the position; absent in version 1.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    earlier: Vec<PointV2>,
+    earlier: Vec<PointDocument>,
 }
 
 /// Members that are left out have the value they have in the position.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct PointV2 {
+struct PointDocument {
     seqno: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     failover_log: Option<Log>,
@@ -184,7 +172,7 @@ fn write_version(version: u64, filter: impl Serialize, checkpoint: &Checkpoint) 
         filter,
         positions: checkpoint
             .standings()
-            .map(|(vbid, standing)| (VbidKey(vbid.0), PositionV2::from(standing)))
+            .map(|(vbid, standing)| (VbidKey(vbid.0), PositionDocument::from(&**standing)))
             .collect(),
     };
     let document =
@@ -199,10 +187,9 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
         return Err(CheckpointError::Damaged("another kind of document"));
     }
     match preamble.version {
-        1 => read_version::<Hex<u64>, PositionV1>(json),
-        2 => read_version::<Hex<u64>, PositionV2>(json),
+        1 | VERSION_WITH_HASH => read_version::<Hex<u64>>(json),
         version @ (VERSION_WITHOUT_ROWS | VERSION) => {
-            let read = read_version::<FilterDocument, PositionV2>(json)?;
+            let read = read_version::<FilterDocument>(json)?;
             // The checksum does not cover the version.
             let leaves_out = read.filter().is_some_and(StoredFilter::leaves_out);
             if leaves_out != (version == VERSION) {
@@ -214,13 +201,12 @@ pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
     }
 }
 
-/// Reads a version by its forms of a filter and of a position.
-fn read_version<F, P>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
+/// Reads a version by its form of a filter.
+fn read_version<F>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
 where
     F: DeserializeOwned + Serialize + TryInto<MadeWith, Error = CheckpointError>,
-    P: DeserializeOwned + Serialize + TryInto<Standing, Error = CheckpointError>,
 {
-    let document: Document<F, P> = serde_json::from_slice(json)
+    let document: Document<F> = serde_json::from_slice(json)
         .map_err(|_| CheckpointError::Damaged("a member is missing or has the wrong form"))?;
     let content = document.content;
     if crc32(&content) != document.crc32.0 {
@@ -228,7 +214,7 @@ where
     }
     let mut checkpoint = Checkpoint::made(&content.bucket_uuid, content.filter.try_into()?);
     for (vbid, position) in content.positions {
-        checkpoint.put(Vbid(vbid.0), Some(Arc::new(position.try_into()?)));
+        checkpoint.put(Vbid(vbid.0), Arc::new(position.try_into()?));
     }
     Ok(checkpoint)
 }
@@ -313,10 +299,10 @@ impl TryFrom<FilterDocument> for StoredFilter {
     }
 }
 
-impl From<&Standing> for PositionV2 {
+impl From<&Standing> for PositionDocument {
     fn from(standing: &Standing) -> Self {
         let Standing { position, history } = standing;
-        let changed = |point: &CompletePoint| PointV2 {
+        let changed = |point: &CompletePoint| PointDocument {
             seqno: point.seqno.0,
             failover_log: (point.failover_log != position.failover_log)
                 .then(|| write_log(point.failover_log.as_ref())),
@@ -336,21 +322,10 @@ impl From<&Standing> for PositionV2 {
     }
 }
 
-impl TryFrom<PositionV1> for Standing {
+impl TryFrom<PositionDocument> for Standing {
     type Error = CheckpointError;
 
-    fn try_from(position: PositionV1) -> Result<Self, CheckpointError> {
-        let PositionV1 { seqno, snapshot, failover_log, manifest, purge_seqno, epoch } = position;
-        let earlier = Vec::new();
-        PositionV2 { seqno, snapshot, failover_log, manifest, purge_seqno, epoch, earlier }
-            .try_into()
-    }
-}
-
-impl TryFrom<PositionV2> for Standing {
-    type Error = CheckpointError;
-
-    fn try_from(read: PositionV2) -> Result<Self, CheckpointError> {
+    fn try_from(read: PositionDocument) -> Result<Self, CheckpointError> {
         let [start, end] = read.snapshot;
         if start > read.seqno || read.seqno > end {
             return Err(CheckpointError::Damaged("a seqno lies outside its snapshot"));
@@ -366,7 +341,7 @@ impl TryFrom<PositionV2> for Standing {
         if read.earlier.last().is_some_and(|newest| newest.seqno > read.seqno) {
             return Err(CheckpointError::Damaged("an earlier point lies above its position"));
         }
-        let point = |point: PointV2| CompletePoint {
+        let point = |point: PointDocument| CompletePoint {
             seqno: Seqno(point.seqno),
             failover_log: point
                 .failover_log

@@ -120,7 +120,7 @@ pub enum CheckpointError {
 /// assert!(Checkpoint::from_json(&json.as_bytes()[..99]).is_err());
 /// # Ok::<(), dcp_proto::checkpoint::CheckpointError>(())
 /// ```
-#[derive(Clone)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
     bucket_uuid: Arc<str>,
     made_with: MadeWith,
@@ -178,12 +178,9 @@ impl Checkpoint {
         self.standings().map(|(vbid, standing)| (vbid, &standing.position))
     }
 
-    fn standings(&self) -> impl Iterator<Item = (Vbid, &Standing)> {
+    fn standings(&self) -> impl Iterator<Item = (Vbid, &Arc<Standing>)> {
         let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
-        (0..=u16::MAX)
-            .map(Vbid)
-            .zip(slots)
-            .filter_map(|(vbid, slot)| Some((vbid, slot.as_deref()?)))
+        (0..=u16::MAX).map(Vbid).zip(slots).filter_map(|(vbid, slot)| Some((vbid, slot.as_ref()?)))
     }
 
     /// Whether no vBucket has a position.
@@ -201,7 +198,7 @@ impl Checkpoint {
     /// Applies a stream's position update; clones made before keep theirs.
     pub fn advance(&mut self, moved: PositionUpdate) {
         let PositionUpdate { vbid, position, history } = moved;
-        self.put(vbid, Some(Arc::new(Standing { position, history })));
+        self.put(vbid, Arc::new(Standing { position, history }));
     }
 
     /// The checkpoint with a vBucket at `position`.
@@ -211,20 +208,13 @@ impl Checkpoint {
         self
     }
 
-    /// Forgets a vBucket's position.
-    pub fn remove(&mut self, vbid: Vbid) {
-        if self.position(vbid).is_some() {
-            self.put(vbid, None);
-        }
-    }
-
     /// The checkpoint of some vBuckets only, as for one member of a group or one Spark task.
     #[must_use]
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {
         let mut part = Self::made(&self.bucket_uuid, self.made_with.clone());
         for vbid in vbids {
             if let Some(standing) = self.slot(vbid) {
-                part.put(vbid, Some(Arc::clone(standing)));
+                part.put(vbid, Arc::clone(standing));
             }
         }
         part
@@ -250,8 +240,8 @@ impl Checkpoint {
                 return Err(CheckpointError::MixedFilters { first, second });
             }
         };
-        for (vbid, _) in other.positions() {
-            self.put(vbid, other.slot(vbid).cloned());
+        for (vbid, standing) in other.standings() {
+            self.put(vbid, Arc::clone(standing));
         }
         Ok(())
     }
@@ -308,25 +298,15 @@ impl Checkpoint {
         self.chunks.get(vbid.index() / CHUNK)?.get(vbid.index() % CHUNK)?.as_ref()
     }
 
-    fn put(&mut self, vbid: Vbid, standing: Option<Arc<Standing>>) {
+    fn put(&mut self, vbid: Vbid, standing: Arc<Standing>) {
         let chunks = Arc::make_mut(&mut self.chunks);
         let chunk = vbid.index() / CHUNK;
         if chunks.len() <= chunk {
             chunks.resize_with(chunk + 1, Arc::default);
         }
-        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = standing;
+        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = Some(standing);
     }
 }
-
-impl PartialEq for Checkpoint {
-    fn eq(&self, other: &Self) -> bool {
-        self.bucket_uuid == other.bucket_uuid
-            && self.made_with == other.made_with
-            && (Arc::ptr_eq(&self.chunks, &other.chunks) || self.standings().eq(other.standings()))
-    }
-}
-
-impl Eq for Checkpoint {}
 
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
