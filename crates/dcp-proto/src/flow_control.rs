@@ -1,4 +1,7 @@
 //! How much each packet counts towards the flow-control window (server page "flow-control").
+//!
+//! When the consumer acknowledges is in `consumer/window.rs`, when the producer stops in
+//! `producer/window.rs`.
 
 use dcp_wire::{Header, Opcode};
 

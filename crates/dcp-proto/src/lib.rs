@@ -22,9 +22,25 @@
 //! * [`consumer`]: the consumer's connection and stream machines;
 //! * [`producer`]: the producer's decisions: failover table, rollback, stream requests, streams;
 //! * [`micro_batch`]: consecutive bounded reads: offsets, limits, ranges, rollbacks;
+//! * [`flow_control`]: what each packet counts;
 //! * [`topology`]: cluster maps and collection manifests;
 //! * [`Position`], [`FailoverLog`] and [`History`]: the position in a vBucket, its history, and the
 //!   points a rollback can go back to.
+//!
+//! Rules that two crates or several files take part in are each in one place:
+//!
+//! | rule | where |
+//! |---|---|
+//! | when a stream request must roll back, and how far | `producer/rollback.rs` |
+//! | which checks a stream request passes, in which order | `producer/stream_request.rs` |
+//! | which points a consumer can go back to | `history.rs` |
+//! | which snapshot and branch a stream resumes on | `position.rs`, `failover_log.rs` |
+//! | which snapshot markers are valid | `consumer/stream/mod.rs` |
+//! | when the consumer acknowledges received bytes | `consumer/window.rs` |
+//! | when a silent connection is dead | `consumer/noop.rs`, `producer/noop.rs` |
+//! | which changes wait until they are persisted | `consumer/connection/mitigation.rs` |
+//! | what all copies have persisted | `persistence/mod.rs` of `dcp-consumer` |
+//! | whether a stream that ended is opened again | `reconciler/decisions.rs` of `dcp-consumer` |
 //!
 //! # Glossary
 //!

@@ -24,13 +24,9 @@ use super::unpersisted::Unpersisted;
 use super::window::Window;
 use super::{
     ApiMisuse, ConnectionError, ConnectionStats, EndCause, Event, OpenStreamError, PositionUpdate,
-    StreamPosition,
+    StreamPosition, noop,
 };
 use crate::OnRollback;
-
-/// Noop intervals without any packet after which a connection is dead. The producer sends a noop
-/// each interval regardless of other traffic, so one may be delayed by a stall.
-const DEAD_AFTER_INTERVALS: u32 = 2;
 
 /// How a connection was set up.
 #[derive(Clone, Debug)]
@@ -425,7 +421,7 @@ impl Connection {
     }
 
     fn dead_at(&self) -> Option<Instant> {
-        Some(self.heard_at + self.config.noop_interval? * DEAD_AFTER_INTERVALS)
+        Some(noop::dead_at(self.heard_at, self.config.noop_interval?))
     }
 
     fn acknowledge(&mut self, now: Instant) {
