@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect};
+use super::{StreamAddress, encode_stream_message, expect};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
 
 /// A document was removed (DCP page `deletion`).
@@ -76,15 +76,10 @@ impl<'a> Deletion<'a> {
         })
     }
 
-    /// Appends the packet to `out`, in the second layout if there is a delete time.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if key or value do not fit a packet.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_DELETION, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_DELETION);
 
-    /// Appends the packet to `out`, in a frame whose header is already filled in.
+    /// Appends the packet to `out`, in a frame whose header is already filled in; in the second
+    /// layout if there is a delete time.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
         let mut buffer = [0; Self::EXTRAS_LEN_V2];
         let mut cursor = buffer.as_mut_slice();

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras};
+use super::{StreamAddress, encode_stream_message, expect, extras};
 use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevSeqno, Seqno};
 
 const EXTRAS_LEN: usize = 20;
@@ -27,9 +27,6 @@ pub struct Expiration<'a> {
 }
 
 impl<'a> Expiration<'a> {
-    /// Length of the extras in bytes.
-    pub const EXTRAS_LEN: usize = EXTRAS_LEN;
-
     /// Reads an expiration.
     ///
     /// # Errors
@@ -53,13 +50,7 @@ impl<'a> Expiration<'a> {
         Ok(expiration)
     }
 
-    /// Appends the packet to `out`.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if key or value do not fit a packet.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_EXPIRATION, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_EXPIRATION);
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {

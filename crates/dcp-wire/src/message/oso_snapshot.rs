@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras, no_key, no_value};
+use super::{StreamAddress, encode_stream_message, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode};
 
 /// An out-of-sequence-order snapshot begins or ends (DCP page `oso_snapshot`).
@@ -30,13 +30,7 @@ impl OsoSnapshot {
         }
     }
 
-    /// Appends the packet to `out`.
-    ///
-    /// # Errors
-    /// Never: every part has a fixed size.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_OSO_SNAPSHOT, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_OSO_SNAPSHOT);
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras, no_key, no_value};
+use super::{StreamAddress, encode_stream_message, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Seqno};
 
 /// The stream has no changes up to this seqno (DCP page `seqno-advanced`).
@@ -24,13 +24,7 @@ impl SeqnoAdvanced {
         Ok(Self { seqno: Seqno(u64::from_be_bytes(extras(frame)?)) })
     }
 
-    /// Appends the packet to `out`.
-    ///
-    /// # Errors
-    /// Never: every part has a fixed size.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_SEQNO_ADVANCED, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_SEQNO_ADVANCED);
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras, no_key, no_value};
+use super::{StreamAddress, encode_stream_message, expect, extras, no_key, no_value};
 use crate::{DecodeError, EncodeError, Frame, Opcode, wire_enum};
 
 wire_enum! {
@@ -48,13 +48,7 @@ impl StreamEnd {
         Ok(Self { reason: StreamEndReason(u32::from_be_bytes(extras(frame)?)) })
     }
 
-    /// Appends the packet to `out`.
-    ///
-    /// # Errors
-    /// Never: every part has a fixed size.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_STREAM_END, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_STREAM_END);
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {

@@ -2,7 +2,7 @@
 
 use bytes::BufMut;
 
-use super::{StreamAddress, expect, extras};
+use super::{StreamAddress, encode_stream_message, expect, extras};
 use crate::{DecodeError, EncodeError, Frame, Opcode, Reader, Seqno, wire_enum};
 
 wire_enum! {
@@ -58,13 +58,7 @@ impl<'a> SystemEvent<'a> {
         Ok(event)
     }
 
-    /// Appends the packet to `out`.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if key or value do not fit a packet.
-    pub fn encode(&self, to: StreamAddress, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        to.encode(Opcode::DCP_SYSTEM_EVENT, |frame| self.write(frame, out))
-    }
+    encode_stream_message!(DCP_SYSTEM_EVENT);
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.
     pub(super) fn write(&self, frame: Frame<'_>, out: &mut impl BufMut) -> Result<(), EncodeError> {
