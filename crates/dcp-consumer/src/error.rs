@@ -237,12 +237,6 @@ impl Error {
     pub fn seqno(&self) -> Option<Seqno> {
         self.0.seqno
     }
-
-    /// Seqno rolled back to, for [`ErrorKind::Rollback`].
-    #[must_use]
-    pub fn rollback_seqno(&self) -> Option<Seqno> {
-        self.0.seqno.filter(|_| self.0.kind == ErrorKind::Rollback)
-    }
 }
 
 /// Shows an error with its causes in one line, each once.
@@ -355,7 +349,7 @@ mod tests {
             .with_vbid(Vbid(7))
             .with_rollback_seqno(Seqno(41))
             .with_source(CheckpointError::Damaged("x"));
-        assert_eq!((error.vbid(), error.rollback_seqno()), (Some(Vbid(7)), Some(Seqno(41))));
+        assert_eq!((error.vbid(), error.seqno()), (Some(Vbid(7)), Some(Seqno(41))));
         assert_eq!(error.to_string(), "vBucket 7 was rolled back");
         assert!(error.source().is_some());
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dcp_wire::message::{FailoverEntries, FailoverEntry};
-use dcp_wire::{DecodeError, Seqno, Vbuuid};
+use dcp_wire::{DecodeError, Seqno};
 use thiserror::Error;
 
 /// Why entries are not a failover log.
@@ -94,16 +94,12 @@ impl FailoverLog {
         }
         self.entries = kept.into();
     }
-
-    /// Whether the log names `vbuuid`.
-    #[must_use]
-    pub fn contains(&self, vbuuid: Vbuuid) -> bool {
-        self.entries.iter().any(|entry| entry.vbuuid == vbuuid)
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use dcp_wire::Vbuuid;
+
     use super::*;
 
     fn log(entries: &[(u64, u64)]) -> FailoverLog {

@@ -90,7 +90,7 @@ async fn a_rollback_can_end_the_stream() {
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
     let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));
-    assert!(error.rollback_seqno().unwrap() <= Seqno(25));
+    assert!(error.seqno().unwrap() <= Seqno(25));
     assert!(stream.next().await.is_none(), "an error is told once");
     assert_eq!(stream.checkpoint().position(Vbid(0)).unwrap().seqno, Seqno(30));
 }

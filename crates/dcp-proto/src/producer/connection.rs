@@ -78,12 +78,6 @@ impl Connection {
         Self { config, features: Features::NONE, opened: None }
     }
 
-    /// The connection's configuration.
-    #[must_use]
-    pub const fn config(&self) -> &ConnectionConfig {
-        &self.config
-    }
-
     /// Changes how long the connection may be silent.
     pub const fn set_idle_timeout(&mut self, timeout: core::time::Duration) {
         self.config.idle_timeout = timeout;

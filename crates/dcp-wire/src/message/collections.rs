@@ -3,9 +3,7 @@
 use bytes::BufMut;
 
 use super::{extras, no_key};
-use crate::{
-    CollectionId, DecodeError, EncodeError, Frame, ManifestUid, Opaque, Opcode, Reader, ScopeId,
-};
+use crate::{CollectionId, DecodeError, EncodeError, Frame, ManifestUid, Opcode, Reader, ScopeId};
 
 /// Requests the id of a collection (`scope.collection`) or scope (server page "Collections").
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,26 +24,6 @@ impl<'a> ResolveName<'a> {
         extras::<0>(frame)?;
         no_key(frame)?;
         Ok(Self { path: frame.value })
-    }
-
-    /// Appends the request for a collection to `out`.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if the name does not fit a packet.
-    pub fn encode_collection(
-        &self,
-        opaque: Opaque,
-        out: &mut impl BufMut,
-    ) -> Result<(), EncodeError> {
-        self.write(Frame::request(Opcode::GET_COLLECTION_ID).with_opaque(opaque), out)
-    }
-
-    /// Appends the request for a scope to `out`.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if the name does not fit a packet.
-    pub fn encode_scope(&self, opaque: Opaque, out: &mut impl BufMut) -> Result<(), EncodeError> {
-        self.write(Frame::request(Opcode::GET_SCOPE_ID).with_opaque(opaque), out)
     }
 
     /// Appends the packet to `out`, in a frame whose header is already filled in.

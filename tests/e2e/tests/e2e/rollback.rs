@@ -141,6 +141,6 @@ async fn a_stream_that_is_to_fail_on_a_rollback_fails() {
     let next = tokio::time::timeout(std::time::Duration::from_secs(30), reader.stream.next());
     let error = next.await.unwrap().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));
-    assert!(error.rollback_seqno().is_some_and(|seqno| seqno <= Seqno(40)), "{error:?}");
+    assert!(error.seqno().is_some_and(|seqno| seqno <= Seqno(40)), "{error:?}");
     assert!(reader.next().await.is_none(), "and is over");
 }
