@@ -50,8 +50,6 @@ pub(crate) struct Cluster {
     may_flush: AtomicBool,
     /// Configuration of new DCP connections.
     dcp_config: RwLock<ConnectionConfig>,
-    /// Privileges the user does not have.
-    revoked: RwLock<Vec<Privilege>>,
 }
 
 impl Cluster {
@@ -87,7 +85,6 @@ impl Cluster {
             bucket_life: RwLock::default(),
             may_flush: AtomicBool::new(true),
             dcp_config: RwLock::new(dcp_config),
-            revoked: RwLock::default(),
         };
         let map_node = |&addresses| MapNode { addresses, is_member: true };
         let nodes: Vec<_> = nodes.iter().map(map_node).collect();
@@ -171,11 +168,6 @@ impl Cluster {
         self.dcp_config.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Changes which privileges the user does not have.
-    pub(crate) fn change_privileges(&self, change: impl FnOnce(&mut Vec<Privilege>)) {
-        change(&mut self.revoked.write().unwrap_or_else(PoisonError::into_inner));
-    }
-
     pub(crate) fn set_dcp_config(&self, config: ConnectionConfig) {
         *self.dcp_config.write().unwrap_or_else(PoisonError::into_inner) = config;
     }
@@ -221,8 +213,7 @@ impl BucketSource for NodeBucket<'_> {
     }
 
     fn has_privilege(&self, privilege: Privilege) -> bool {
-        let revoked = self.cluster.revoked.read().unwrap_or_else(PoisonError::into_inner);
-        !revoked.contains(&privilege) && self.rights.has(privilege, &self.map.manifest)
+        self.rights.has(privilege, &self.map.manifest)
     }
 
     fn is_warming_up(&self) -> bool {

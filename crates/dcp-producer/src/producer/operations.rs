@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use dcp_proto::producer::{Privilege, VBucketState};
+use dcp_proto::producer::VBucketState;
 use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid};
 
 use super::Producer;
@@ -281,17 +281,6 @@ impl Producer {
         let set = |copies: &mut Copies| copies.set_state(state, vbuuid, keeps_checkpoint);
         let set = self.cluster.bucket.rearrange(vbid, set);
         if set == Some(true) { Ok(()) } else { Err(self.no_vbucket(vbid)) }
-    }
-
-    /// Revokes a privilege of the user: requests that need it are refused, and streams that need it
-    /// end with "lost privileges" instead of their next snapshot.
-    pub fn revoke(&self, privilege: Privilege) {
-        self.cluster.change_privileges(|revoked| revoked.push(privilege));
-    }
-
-    /// Grants a revoked privilege again.
-    pub fn grant(&self, privilege: Privilege) {
-        self.cluster.change_privileges(|revoked| revoked.retain(|&other| other != privilege));
     }
 
     /// Drops the bucket: connections to it are closed without further messages, and selecting it
