@@ -233,8 +233,10 @@ impl<'a, 'f> Command<'a, 'f> {
             Failure::Close | Failure::Later => return Err(Failure::Close),
             // A client that did not negotiate them does not know these statuses. Since 7.0, a
             // missing login is reported anyway.
-            Failure::Status(Status::NO_BUCKET) if !features.xerror => return Err(Failure::Close),
-            Failure::Status(Status::EACCESS) if !features.xerror && legacy => {
+            Failure::Status(Status::NO_BUCKET) if !features.dcp.xerror => {
+                return Err(Failure::Close);
+            }
+            Failure::Status(Status::EACCESS) if !features.dcp.xerror && legacy => {
                 return Err(Failure::Close);
             }
             // Older servers do not explain malformed requests, and close the connection.
@@ -242,7 +244,7 @@ impl<'a, 'f> Command<'a, 'f> {
                 self.succeed(self.response(Status::EINVAL))?;
                 return Err(Failure::Close);
             }
-            Failure::Unknown(_) if !features.collections => (Status::EINVAL, None),
+            Failure::Unknown(_) if !features.dcp.collections => (Status::EINVAL, None),
             Failure::Status(status) => (status, None),
             Failure::Denied(privilege) => {
                 let opcode = self.frame.header.opcode;
@@ -280,7 +282,7 @@ impl<'a, 'f> Command<'a, 'f> {
 
     /// The datatype to announce for a value that is JSON.
     pub(super) fn json(&self) -> Datatype {
-        if self.session.features.json { Datatype::JSON } else { Datatype::RAW }
+        if self.session.features.dcp.json { Datatype::JSON } else { Datatype::RAW }
     }
 
     /// Refuses extras, and key and value unless they are expected.
@@ -305,7 +307,7 @@ impl<'a, 'f> Command<'a, 'f> {
     /// The document of the request.
     pub(super) fn key(&self) -> Result<DocKey<'f>, Failure> {
         let malformed = |_: DecodeError| Failure::Invalid("malformed key");
-        if self.session.features.collections {
+        if self.session.features.dcp.collections {
             return DocKey::decode(self.frame.key).map_err(malformed);
         }
         if self.frame.key.is_empty() || self.frame.key.len() > DocKey::MAX_DEFAULT_LEN {
@@ -381,8 +383,8 @@ impl<'a, 'f> Command<'a, 'f> {
         let (features, datatype) = (&self.session.features, self.frame.header.datatype);
         let mut allowed = Datatype::RAW;
         for (bit, negotiated) in [
-            (Datatype::JSON, features.json),
-            (Datatype::SNAPPY, features.snappy),
+            (Datatype::JSON, features.dcp.json),
+            (Datatype::SNAPPY, features.dcp.snappy),
             (Datatype::XATTR, features.xattr),
         ] {
             if negotiated {
@@ -449,7 +451,7 @@ fn unknown_collection(uid: &str) -> serde_json::Value {
 
 /// JSON bodies of refusals are marked as such for clients that negotiated it.
 fn features_json(session: &Session, body: &[u8]) -> Datatype {
-    if session.features.json && !body.is_empty() { Datatype::JSON } else { Datatype::RAW }
+    if session.features.dcp.json && !body.is_empty() { Datatype::JSON } else { Datatype::RAW }
 }
 
 /// The server's encoding of a request's duration.

@@ -78,11 +78,12 @@ impl Command<'_, '_> {
     /// Sends a document as stored, compressed if the client negotiated it. The body of a document
     /// with xattrs cannot be sent compressed, since the whole value is compressed together.
     fn send_document(&mut self, stored: &Arc<Item>) -> Result<(), Failure> {
-        let as_stored = self.session.features.snappy && !stored.datatype.contains(Datatype::XATTR);
+        let as_stored =
+            self.session.features.dcp.snappy && !stored.datatype.contains(Datatype::XATTR);
         let item = if as_stored { Arc::clone(stored) } else { inflated(stored) };
         let (body, _) = split_xattrs(&item);
         let mut datatype = item.datatype.without(Datatype::XATTR);
-        if !self.session.features.json {
+        if !self.session.features.dcp.json {
             datatype = datatype.without(Datatype::JSON);
         }
         let flags = item.flags.to_be_bytes();

@@ -7,17 +7,6 @@ use super::failure::Failure;
 use super::session::{Features, MapPush};
 
 impl Features {
-    /// The features that concern DCP.
-    pub(crate) fn dcp(&self) -> dcp_proto::producer::Features {
-        dcp_proto::producer::Features {
-            collections: self.collections,
-            xerror: self.xerror,
-            snappy: self.snappy,
-            json: self.json,
-            unordered_execution: self.unordered_execution,
-        }
-    }
-
     /// The features in `wanted` that are offered, in the order of their codes, and the resulting
     /// settings.
     fn negotiate(wanted: &[Feature]) -> (Vec<Feature>, Self) {
@@ -36,10 +25,10 @@ impl Features {
             let offered = match feature {
                 Feature::MUTATION_SEQNO => set(&mut features.mutation_tokens),
                 Feature::XATTR => set(&mut features.xattr),
-                Feature::XERROR => set(&mut features.xerror),
-                Feature::SNAPPY => set(&mut features.snappy),
-                Feature::JSON => set(&mut features.json),
-                Feature::COLLECTIONS => set(&mut features.collections),
+                Feature::XERROR => set(&mut features.dcp.xerror),
+                Feature::SNAPPY => set(&mut features.dcp.snappy),
+                Feature::JSON => set(&mut features.dcp.json),
+                Feature::COLLECTIONS => set(&mut features.dcp.collections),
                 Feature::TRACING => set(&mut features.tracing),
                 Feature::ALT_REQUEST_SUPPORT => set(&mut features.alt_requests),
                 Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION => {
@@ -49,7 +38,7 @@ impl Features {
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
                 // Excludes DCP.
-                Feature::UNORDERED_EXECUTION => set(&mut features.unordered_execution),
+                Feature::UNORDERED_EXECUTION => set(&mut features.dcp.unordered_execution),
                 Feature::TCP_NODELAY
                 | Feature::SELECT_BUCKET
                 | Feature::DUPLEX
@@ -114,8 +103,8 @@ mod tests {
         ];
         let (granted, features) = Features::negotiate(&wanted);
         assert_eq!(granted, [Feature::XERROR, Feature::JSON, Feature::UNORDERED_EXECUTION]);
-        assert!(features.xerror && features.json && !features.collections);
-        assert!(features.dcp().unordered_execution, "DCP cannot be opened");
+        assert!(features.dcp.xerror && features.dcp.json && !features.dcp.collections);
+        assert!(features.dcp.unordered_execution, "DCP cannot be opened");
     }
 
     #[test]

@@ -49,7 +49,7 @@ impl Session {
         const BARRIER: u16 = 0;
         let mut infos = frame.frame_infos();
         let is_barrier = |info| matches!(info, Ok(FrameInfo { id: BARRIER, .. }) | Err(_));
-        self.features.unordered_execution
+        self.features.dcp.unordered_execution
             && is_reorderable(frame.header.opcode)
             && !infos.any(is_barrier)
     }

@@ -16,7 +16,7 @@ impl Command<'_, '_> {
         let GetAllVbSeqnos { state, collection_id: collection } =
             GetAllVbSeqnos::decode(self.frame)?;
         let state = state.flatten();
-        let collections = self.session.features.collections;
+        let collections = self.session.features.dcp.collections;
         if collection.is_some() && !collections {
             return Err(Failure::Invalid("collections were not negotiated"));
         }

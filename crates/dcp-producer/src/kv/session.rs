@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dcp_proto::producer::ServerVersion;
+use dcp_proto::producer::{self, ServerVersion};
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{Opaque, Opcode, Status, Vbid};
 use tokio_util::sync::CancellationToken;
@@ -16,17 +16,14 @@ use crate::rights::Rights;
 /// What a connection negotiated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Features {
+    /// The features that also concern DCP.
+    pub(crate) dcp: producer::Features,
     pub(crate) mutation_tokens: bool,
     pub(crate) xattr: bool,
-    pub(crate) xerror: bool,
-    pub(crate) snappy: bool,
-    pub(crate) json: bool,
-    pub(crate) collections: bool,
     pub(crate) tracing: bool,
     pub(crate) alt_requests: bool,
     pub(crate) known_map_version: bool,
     pub(crate) dedupe_maps: bool,
-    pub(crate) unordered_execution: bool,
     pub(crate) map_push: MapPush,
 }
 

@@ -375,7 +375,7 @@ impl Connection {
         let map = cluster.map();
         let (node, rights) = (self.session.node(), self.session.rights());
         let source = NodeBucket { cluster: &cluster, map: &map, node, rights };
-        let features = self.session.features().dcp();
+        let features = self.session.features().dcp;
         let handled = self.dcp.handle_frame(
             now(),
             frame,

@@ -25,7 +25,7 @@ pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out
             let cluster_map = session.cluster().map();
             let view = cluster_map.view(session.node()).filter(|_| map);
             let config = view.map_or(&[][..], |view| view.bucket.as_ref());
-            let json = session.features().json && !config.is_empty();
+            let json = session.features().dcp.json && !config.is_empty();
             let datatype = if json { Datatype::JSON } else { Datatype::RAW };
             answer(Status::NOT_MY_VBUCKET).with_datatype(datatype).with_value(config).encode(out)
         }
