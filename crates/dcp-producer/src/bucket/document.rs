@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::DurabilityLevel;
-use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
+use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno, Seqno};
 
 use super::durable::{Outcome, completed};
 use super::hash_table::Identity;
@@ -65,8 +65,7 @@ pub(crate) struct MetaWrite<'a> {
     pub(crate) cas: Cas,
     /// Version the document must have; 0 for any.
     pub(crate) expected_cas: Cas,
-    /// Whether the document must not exist.
-    pub(crate) add_only: bool,
+    pub(crate) condition: Condition,
     /// Whether an older version may replace a newer one.
     pub(crate) force: bool,
 }
@@ -120,33 +119,41 @@ impl VBucket {
         Some(item)
     }
 
+    /// The version that a write replaces, if the write is allowed. `cas` is the version the document
+    /// must have; 0 for any.
+    fn check_write(
+        &mut self,
+        now: Now,
+        key: DocKey<'_>,
+        len: usize,
+        cas: Cas,
+        condition: Condition,
+    ) -> Result<Option<Arc<Item>>, DocumentError> {
+        check_key(key)?;
+        if len > MAX_VALUE_LEN {
+            return Err(DocumentError::ValueTooLarge { len, max: MAX_VALUE_LEN });
+        }
+        self.check_collection(key)?;
+        self.check_writable(now, key, cas)?;
+        let previous = self.newest_now(now, key);
+        match previous.as_ref().filter(|item| item.kind == ItemKind::Mutation) {
+            Some(_) if condition == Condition::Absent => Err(DocumentError::Exists),
+            Some(item) if cas != Cas(0) && cas != item.cas => Err(DocumentError::CasMismatch(cas)),
+            None if condition == Condition::Present || cas != Cas(0) => {
+                Err(DocumentError::NotFound)
+            }
+            _ => Ok(previous),
+        }
+    }
+
     /// Writes a document.
     pub(crate) fn store(
         &mut self,
         now: Now,
         write: DocumentWrite<'_>,
     ) -> Result<Written, DocumentError> {
-        check_key(write.key)?;
-        if write.value.len() > MAX_VALUE_LEN {
-            return Err(DocumentError::ValueTooLarge {
-                len: write.value.len(),
-                max: MAX_VALUE_LEN,
-            });
-        }
-        self.check_collection(write.key)?;
-        self.check_writable(now, write.key, write.cas)?;
-        let previous = self.newest_now(now, write.key);
-        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
-        match live {
-            Some(_) if write.condition == Condition::Absent => return Err(DocumentError::Exists),
-            Some(item) if write.cas != Cas(0) && write.cas != item.cas => {
-                return Err(DocumentError::CasMismatch(write.cas));
-            }
-            None if write.condition == Condition::Present || write.cas != Cas(0) => {
-                return Err(DocumentError::NotFound);
-            }
-            _ => {}
-        }
+        let DocumentWrite { key, cas, condition, .. } = write;
+        let previous = self.check_write(now, key, write.value.len(), cas, condition)?;
         self.memory().check(write.value.len())?;
         let key = match &previous {
             Some(item) => item.key.clone(),
@@ -217,25 +224,8 @@ impl VBucket {
         now: Now,
         write: MetaWrite<'_>,
     ) -> Result<Written, DocumentError> {
-        check_key(write.key)?;
-        if write.value.len() > MAX_VALUE_LEN {
-            return Err(DocumentError::ValueTooLarge {
-                len: write.value.len(),
-                max: MAX_VALUE_LEN,
-            });
-        }
-        self.check_collection(write.key)?;
-        self.check_writable(now, write.key, write.expected_cas)?;
-        let previous = self.newest_now(now, write.key);
-        let live = previous.as_ref().filter(|item| item.kind == ItemKind::Mutation);
-        match live {
-            Some(_) if write.add_only => return Err(DocumentError::Exists),
-            Some(item) if write.expected_cas != Cas(0) && write.expected_cas != item.cas => {
-                return Err(DocumentError::CasMismatch(write.expected_cas));
-            }
-            None if write.expected_cas != Cas(0) => return Err(DocumentError::NotFound),
-            _ => {}
-        }
+        let MetaWrite { key, expected_cas, condition, .. } = write;
+        let previous = self.check_write(now, key, write.value.len(), expected_cas, condition)?;
         if !write.force && previous.as_ref().is_some_and(|item| !write.wins_over(item)) {
             return Err(DocumentError::Exists);
         }
@@ -304,23 +294,36 @@ impl VBucket {
         kind: ItemKind,
         durability: Option<Durability>,
     ) -> Written {
-        let value = system_xattrs(item);
+        let (key, xattrs) = (item.key.clone(), system_xattrs(item));
+        let item = self.tombstone(now, kind, item.collection_id, key, xattrs, Some(item));
+        self.put(item, durability)
+    }
+
+    /// The tombstone that follows `previous`.
+    fn tombstone(
+        &mut self,
+        now: Now,
+        kind: ItemKind,
+        collection_id: CollectionId,
+        key: Bytes,
+        xattrs: Bytes,
+        previous: Option<&Arc<Item>>,
+    ) -> Item {
         let cas = self.clock.tick(now);
-        let rev_seqno = RevSeqno(self.next_rev(Some(item)));
-        let item = Item {
+        let rev_seqno = RevSeqno(self.next_rev(previous));
+        Item {
             kind,
             seqno: Seqno::ZERO,
             rev_seqno,
             cas,
-            collection_id: item.collection_id,
-            key: item.key.clone(),
-            datatype: if value.is_empty() { Datatype::RAW } else { Datatype::XATTR },
-            value,
+            collection_id,
+            key,
+            datatype: if xattrs.is_empty() { Datatype::RAW } else { Datatype::XATTR },
+            value: xattrs,
             flags: 0,
             expiry: 0,
             delete_time: now.seconds(),
-        };
-        self.put(item, durability)
+        }
     }
 
     /// Writes the xattrs of a tombstone, which may be an existing one or that of a document that
@@ -337,21 +340,8 @@ impl VBucket {
         self.check_not_prepared(key)?;
         self.memory().check(xattrs.len())?;
         let previous = self.newest_now(now, key);
-        let cas = self.clock.tick(now);
-        let rev_seqno = RevSeqno(self.next_rev(previous.as_ref()));
-        let item = Item {
-            kind: ItemKind::Deletion,
-            seqno: Seqno::ZERO,
-            rev_seqno,
-            cas,
-            collection_id: key.collection_id,
-            key: Bytes::copy_from_slice(key.key),
-            datatype: if xattrs.is_empty() { Datatype::RAW } else { Datatype::XATTR },
-            value: xattrs,
-            flags: 0,
-            expiry: 0,
-            delete_time: now.seconds(),
-        };
+        let (id, key) = (key.collection_id, Bytes::copy_from_slice(key.key));
+        let item = self.tombstone(now, ItemKind::Deletion, id, key, xattrs, previous.as_ref());
         Ok(self.put(item, durability))
     }
 

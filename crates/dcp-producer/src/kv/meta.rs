@@ -6,7 +6,7 @@ use dcp_wire::{Datatype, Opcode, Status};
 
 use super::command::Command;
 use super::failure::Failure;
-use crate::bucket::MetaWrite;
+use crate::bucket::{Condition, MetaWrite};
 use crate::value;
 
 impl Command<'_, '_> {
@@ -34,15 +34,16 @@ impl Command<'_, '_> {
 
     /// SET_WITH_META, ADD_WITH_META.
     pub(super) fn set_with_meta(&mut self) -> Result<(), Failure> {
-        let add_only = self.frame.header.opcode == Opcode::ADD_WITH_META;
-        self.write_with_meta(ItemKind::Mutation, add_only)
+        let is_add = self.frame.header.opcode == Opcode::ADD_WITH_META;
+        let condition = if is_add { Condition::Absent } else { Condition::Any };
+        self.write_with_meta(ItemKind::Mutation, condition)
     }
 
     pub(super) fn delete_with_meta(&mut self) -> Result<(), Failure> {
-        self.write_with_meta(ItemKind::Deletion, false)
+        self.write_with_meta(ItemKind::Deletion, Condition::Any)
     }
 
-    fn write_with_meta(&mut self, mut kind: ItemKind, add_only: bool) -> Result<(), Failure> {
+    fn write_with_meta(&mut self, mut kind: ItemKind, condition: Condition) -> Result<(), Failure> {
         if self.options()?.durability.is_some() {
             return Err(Failure::Invalid("what was written elsewhere is not written durably"));
         }
@@ -81,7 +82,7 @@ impl Command<'_, '_> {
             rev_seqno: meta.rev_seqno,
             cas: meta.cas,
             expected_cas: self.frame.header.cas,
-            add_only,
+            condition,
             force,
         };
         if !tombstone {
