@@ -1,6 +1,5 @@
 //! Requests to one node outside of any stream, each with its answer.
 
-mod collections;
 mod rollbacks;
 
 use std::collections::BTreeMap;
@@ -8,19 +7,15 @@ use std::collections::BTreeMap;
 use bytes::{Buf, Bytes, BytesMut};
 use dcp_proto::FailoverLog;
 use dcp_proto::topology::{MAX_CONFIG_LEN, Manifest};
-use dcp_wire::message::{ObserveSeqno, ObservedSeqno};
+use dcp_wire::message::{GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, VbSeqnos, VbucketState};
 use dcp_wire::{
-    Datatype, DecodeError, EncodeError, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Reader, Seqno,
+    CollectionId, Datatype, EncodeError, Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Seqno,
     Status, Vbid, Vbuuid, snappy,
 };
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-pub(crate) use self::collections::collection_seqnos;
 pub(crate) use self::rollbacks::rollbacks;
 use crate::{Error, ErrorKind};
-
-/// Requested state in GET_ALL_VB_SEQNOS: active vBuckets.
-const ACTIVE: u32 = 1;
 
 /// An answer.
 struct Answer {
@@ -31,24 +26,40 @@ struct Answer {
     value: Bytes,
 }
 
-/// Highest seqnos of the node's active vBuckets.
+/// Highest seqnos of the node's active vBuckets: those that any of `collections` has, or those of
+/// the vBuckets as a whole. Collections that the node does not have are skipped.
 pub(crate) async fn high_seqnos<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
+    collections: Option<&[CollectionId]>,
 ) -> Result<BTreeMap<Vbid, Seqno>, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
     let opcode = Opcode::GET_ALL_VB_SEQNOS;
+    let requested = collections.map_or_else(|| vec![None], |ids| ids.iter().map(Some).collect());
     let mut out = BytesMut::new();
-    let extras = ACTIVE.to_be_bytes();
-    encode(&Frame::request(opcode).with_extras(&extras), &mut out)?;
-    write(io, &out).await?;
-    let answer = answer(io, leftover, opcode).await?;
-    if !answer.status.is_success() {
-        return Err(refused(opcode, answer.status));
+    for id in &requested {
+        let state = Some(Some(VbucketState::ACTIVE));
+        let request = GetAllVbSeqnos { state, collection_id: id.copied() };
+        request.encode(Opaque(0), &mut out).map_err(unencodable)?;
     }
-    decode_seqnos(&answer.value).map_err(|error| malformed(opcode, error))
+    write(io, &out).await?;
+    let mut highest = BTreeMap::<Vbid, Seqno>::new();
+    for id in requested {
+        let answer = answer(io, leftover, opcode).await?;
+        match answer.status {
+            Status::SUCCESS => {}
+            Status::UNKNOWN_COLLECTION if id.is_some() => continue,
+            status => return Err(refused(opcode, status)),
+        }
+        let seqnos = VbSeqnos::decode(&answer.value).map_err(|error| malformed(opcode, error))?;
+        for (vbid, seqno) in seqnos {
+            let most = highest.entry(vbid).or_default();
+            *most = seqno.max(*most);
+        }
+    }
+    Ok(highest)
 }
 
 /// Failover logs of vBuckets active on the node; only on a connection with DCP opened. A vBucket
@@ -212,15 +223,6 @@ fn asked_for(opaque: Opaque) -> Option<Vbid> {
     u16::try_from(opaque.0).ok().map(Vbid)
 }
 
-fn decode_seqnos(value: &[u8]) -> Result<BTreeMap<Vbid, Seqno>, DecodeError> {
-    let mut reader = Reader::new(value, "seqnos");
-    let mut seqnos = BTreeMap::new();
-    while !reader.is_empty() {
-        seqnos.insert(Vbid(reader.u16()?), Seqno(reader.u64()?));
-    }
-    Ok(seqnos)
-}
-
 /// The next answer to `opcode`. Answers noops meanwhile; nothing else may arrive, since no stream
 /// is open.
 async fn answer<IO>(io: &mut IO, leftover: &mut BytesMut, opcode: Opcode) -> Result<Answer, Error>
@@ -309,12 +311,19 @@ fn malformed(opcode: Opcode, source: impl std::error::Error + Send + Sync + 'sta
 mod tests {
     use super::*;
 
-    #[test]
-    fn seqnos_come_in_entries_of_ten_bytes() {
+    #[tokio::test]
+    async fn seqnos_come_in_entries_of_ten_bytes() {
         let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, 9, 0, 3, 0, 0, 0, 0, 0, 0, 1, 0];
-        let seqnos = decode_seqnos(&value).unwrap();
+        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+        let answers = [answer.with_value(&value), answer.with_value(&value[..19])];
+        let (mut client, server) = answered(&answers).await;
+        let mut leftover = BytesMut::new();
+        let seqnos = high_seqnos(&mut client, &mut leftover, None).await.unwrap();
         assert_eq!(seqnos, [(Vbid(1), Seqno(9)), (Vbid(3), Seqno(256))].into());
-        assert!(decode_seqnos(&value[..19]).is_err());
+        let cut = high_seqnos(&mut client, &mut leftover, None).await.unwrap_err();
+        assert_eq!(cut.kind(), ErrorKind::Protocol);
+        let sent = sent(client, server).await;
+        assert_eq!((sent[4], &sent[24..28]), (4, &[0, 0, 0, 1][..]), "active vBuckets");
     }
 
     /// A connection on which these answers have come; what is sent goes to the other end of it.
@@ -368,8 +377,9 @@ mod tests {
         let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, 9];
         let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS).with_value(&value);
         let (mut client, server) = answered(&[answer]).await;
-        let asked = [dcp_wire::CollectionId(9)];
-        let seqnos = collection_seqnos(&mut client, &mut BytesMut::new(), &asked).await.unwrap();
+        let asked = [CollectionId(9)];
+        let mut leftover = BytesMut::new();
+        let seqnos = high_seqnos(&mut client, &mut leftover, Some(&asked)).await.unwrap();
         assert_eq!(seqnos, [(Vbid(1), Seqno(9))].into());
         let sent = sent(client, server).await;
         assert_eq!(sent[24..], [0, 0, 0, 1, 0, 0, 0, 9], "active vBuckets, collection 9");

@@ -61,7 +61,7 @@ impl Question for HighSeqnos {
         connected: &mut Connected,
         _: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        requests::high_seqnos(&mut connected.socket, &mut connected.leftover).await
+        requests::high_seqnos(&mut connected.socket, &mut connected.leftover, None).await
     }
 }
 
@@ -152,7 +152,7 @@ impl Question for CollectionSeqnos {
         vbids: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let Connected { socket, leftover, .. } = connected;
-        let seqnos = requests::collection_seqnos(socket, leftover, &self.collections).await?;
+        let seqnos = requests::high_seqnos(socket, leftover, Some(&self.collections)).await?;
         // The node sends no seqno for a vBucket without data of the collections.
         Ok(vbids
             .iter()
