@@ -12,7 +12,7 @@ use dcp_proto::micro_batch::{OffsetsError, PartitionError, PlanError};
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
 use pyo3::prelude::*;
 
-/// Classes of `dcp_rs.exceptions`.
+/// Classes of `dcp_rs.exceptions`, each without the `Error` at the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     AccessDenied,
@@ -34,32 +34,6 @@ pub(crate) enum Kind {
     Timeout,
     Unsupported,
     UnusablePacket,
-}
-
-impl Kind {
-    const fn class(self) -> &'static str {
-        match self {
-            Self::AccessDenied => "AccessDeniedError",
-            Self::Authentication => "AuthenticationError",
-            Self::BucketNotFound => "BucketNotFoundError",
-            Self::Checkpoint => "CheckpointError",
-            Self::Closed => "ClosedError",
-            Self::Config => "ConfigError",
-            Self::Connect => "ConnectError",
-            Self::Data => "DataError",
-            Self::Dcp => "DcpError",
-            Self::DocumentExists => "DocumentExistsError",
-            Self::DocumentNotFound => "DocumentNotFoundError",
-            Self::ForkedProcess => "ForkedProcessError",
-            Self::Protocol => "ProtocolError",
-            Self::Rollback => "RollbackError",
-            Self::Server => "ServerError",
-            Self::StreamEnded => "StreamEndedError",
-            Self::Timeout => "TimeoutError",
-            Self::Unsupported => "UnsupportedError",
-            Self::UnusablePacket => "UnusablePacketError",
-        }
-    }
 }
 
 /// A failure that becomes an exception.
@@ -87,8 +61,12 @@ impl Failure {
         }
     }
 
+    fn coded(kind: Kind, code: &'static str, message: impl Into<String>) -> Self {
+        Self { code: Some(code), ..Self::new(kind, message) }
+    }
+
     fn into_exception(self, py: Python<'_>) -> PyResult<PyErr> {
-        let class = py.import("dcp_rs.exceptions")?.getattr(self.kind.class())?;
+        let class = py.import("dcp_rs.exceptions")?.getattr(format!("{:?}Error", self.kind))?;
         let exception = class.call1((self.message,))?;
         if let Some(code) = self.code {
             exception.setattr("code", code)?;
@@ -166,23 +144,18 @@ impl From<ConsumerError> for Failure {
 
 impl From<SinkError> for Failure {
     fn from(error: SinkError) -> Self {
-        let mut failure = Self::new(Kind::Data, error.to_string());
-        let (code, place) = match error {
-            SinkError::Unrepresentable { vbid, seqno, .. } => ("data", Some((vbid, seqno))),
-            SinkError::Malformed { vbid, seqno, .. } => ("malformed", Some((vbid, seqno))),
-            _ => ("data", None),
+        let (code, vbid, seqno) = match error {
+            SinkError::Unrepresentable { vbid, seqno, .. } => ("data", Some(vbid), Some(seqno)),
+            SinkError::Malformed { vbid, seqno, .. } => ("malformed", Some(vbid), Some(seqno)),
+            _ => ("data", None, None),
         };
-        failure.code = Some(code);
-        failure.vbid = place.map(|(vbid, _)| vbid);
-        failure.seqno = place.map(|(_, seqno)| seqno);
-        failure
+        Self { vbid, seqno, ..Self::coded(Kind::Data, code, error.to_string()) }
     }
 }
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        let code = Some(checkpoint_code(&error));
-        Self { code, ..Self::new(Kind::Checkpoint, error.to_string()) }
+        Self::coded(Kind::Checkpoint, checkpoint_code(&error), error.to_string())
     }
 }
 
@@ -193,7 +166,7 @@ impl From<OffsetsError> for Failure {
             OffsetsError::OtherFilter(_) => "filter_changed",
             _ => "offsets",
         };
-        Self { code: Some(code), ..Self::new(Kind::Checkpoint, error.to_string()) }
+        Self::coded(Kind::Checkpoint, code, error.to_string())
     }
 }
 
@@ -209,13 +182,13 @@ impl From<PlanError> for Failure {
             }
             _ => (Kind::Dcp, "plan", None, None),
         };
-        Self { code: Some(code), vbid, seqno, ..Self::new(kind, error.to_string()) }
+        Self { vbid, seqno, ..Self::coded(kind, code, error.to_string()) }
     }
 }
 
 impl From<PartitionError> for Failure {
     fn from(error: PartitionError) -> Self {
-        Self { code: Some("plan"), ..Self::new(Kind::Config, error.to_string()) }
+        Self::coded(Kind::Config, "plan", error.to_string())
     }
 }
 
@@ -226,10 +199,11 @@ impl From<PlannerError> for Failure {
             PlannerError::Plan(error) => error.into(),
             PlannerError::Offsets(error) => error.into(),
             PlannerError::Checkpoint(error) => {
-                let is_of_another = matches!(error, CheckpointError::OtherBucket { .. });
-                let failure = Self::from(error);
-                let code = if is_of_another { Some("bucket_changed") } else { failure.code };
-                Self { code, ..failure }
+                let code = match error {
+                    CheckpointError::OtherBucket { .. } => "bucket_changed",
+                    _ => checkpoint_code(&error),
+                };
+                Self::coded(Kind::Checkpoint, code, error.to_string())
             }
             PlannerError::Partition(error) => error.into(),
             error => Self::new(Kind::Dcp, error.to_string()),
@@ -239,13 +213,13 @@ impl From<PlannerError> for Failure {
 
 impl From<SchemaError> for Failure {
     fn from(error: SchemaError) -> Self {
-        Self { code: Some("config"), ..Self::new(Kind::Config, error.to_string()) }
+        Self::coded(Kind::Config, "config", error.to_string())
     }
 }
 
 impl From<DecodeError> for Failure {
     fn from(error: DecodeError) -> Self {
-        Self { code: Some("protocol"), ..Self::new(Kind::Protocol, error.to_string()) }
+        Self::coded(Kind::Protocol, "protocol", error.to_string())
     }
 }
 
@@ -260,7 +234,7 @@ impl From<DocumentError> for Failure {
             | DocumentError::InvalidValue => (Kind::Config, "config"),
             _ => (Kind::Dcp, "document"),
         };
-        Self { code: Some(code), ..Self::new(kind, error.to_string()) }
+        Self::coded(kind, code, error.to_string())
     }
 }
 
@@ -271,12 +245,12 @@ impl From<ProducerError> for Failure {
             ProducerError::Listen { .. } => (Kind::Connect, "listen"),
             _ => (Kind::Config, "config"),
         };
-        Self { code: Some(code), ..Self::new(kind, Chain(&error).to_string()) }
+        Self::coded(kind, code, Chain(&error).to_string())
     }
 }
 
 impl From<RuleError> for Failure {
     fn from(error: RuleError) -> Self {
-        Self { code: Some("fault_rule"), ..Self::new(Kind::Config, Chain(&error).to_string()) }
+        Self::coded(Kind::Config, "fault_rule", Chain(&error).to_string())
     }
 }

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
-use dcp_producer::{DocumentError, MutationToken, Producer as EngineProducer};
+use dcp_producer::{DocumentError, MutationToken, Producer as EngineProducer, WriteOptions};
 use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -53,11 +53,30 @@ impl Producer {
     fn write(
         &self,
         py: Python<'_>,
-        call: impl FnOnce(&EngineProducer) -> Result<Result<MutationToken, DocumentError>, Failure>
-        + Send,
+        call: impl FnOnce(&EngineProducer) -> Result<MutationToken, Failure> + Send,
     ) -> PyResult<Token> {
-        let written = self.attempt(py, call)?;
-        Ok(document::token(written.map_err(Failure::from)?))
+        Ok(document::token(self.attempt(py, call)?))
+    }
+
+    fn store(
+        &self,
+        py: Python<'_>,
+        key: &[u8],
+        value: &[u8],
+        options: Bound<'_, PyDict>,
+        store: fn(
+            &EngineProducer,
+            &[u8],
+            Bytes,
+            WriteOptions,
+        ) -> Result<MutationToken, DocumentError>,
+    ) -> PyResult<Token> {
+        let value = Bytes::copy_from_slice(value);
+        let options = WriteArgs::read(options)?;
+        self.write(py, |producer| {
+            let (options, value) = options.with_value(producer, value)?;
+            Ok(store(producer, key, value, options)?)
+        })
     }
 }
 
@@ -111,12 +130,7 @@ impl Producer {
         value: &[u8],
         options: Bound<'_, PyDict>,
     ) -> PyResult<Token> {
-        let value = Bytes::copy_from_slice(value);
-        let options = WriteArgs::read(options)?;
-        self.write(py, |producer| {
-            let (options, value) = options.with_value(producer, value)?;
-            Ok(producer.upsert(key, value, options))
-        })
+        self.store(py, key, value, options, EngineProducer::upsert)
     }
 
     fn insert(
@@ -126,22 +140,17 @@ impl Producer {
         value: &[u8],
         options: Bound<'_, PyDict>,
     ) -> PyResult<Token> {
-        let value = Bytes::copy_from_slice(value);
-        let options = WriteArgs::read(options)?;
-        self.write(py, |producer| {
-            let (options, value) = options.with_value(producer, value)?;
-            Ok(producer.insert(key, value, options))
-        })
+        self.store(py, key, value, options, EngineProducer::insert)
     }
 
     fn remove(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
         let options = WriteArgs::read(options)?;
-        self.write(py, |producer| Ok(producer.remove(key, options.options(producer)?)))
+        self.write(py, |producer| Ok(producer.remove(key, options.options(producer)?)?))
     }
 
     fn expire(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
         let options = WriteArgs::read(options)?;
-        self.write(py, |producer| Ok(producer.expire(key, options.options(producer)?)))
+        self.write(py, |producer| Ok(producer.expire(key, options.options(producer)?)?))
     }
 
     fn get<'py>(
