@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import textwrap
@@ -25,6 +26,9 @@ def _number(text: str) -> int:
     return number
 
 
+_number_option = functools.partial(click.option, type=_number, metavar="NUMBER")
+
+
 def _log(text: str) -> list[tuple[int, int]]:
     entries = []
     for entry in text.split(","):
@@ -43,62 +47,19 @@ def _log(text: str) -> list[tuple[int, int]]:
     required=True,
     help="The server's failover log, newest entry first.",
 )
-@click.option(
-    "--high-seqno",
-    type=_number,
-    metavar="NUMBER",
-    required=True,
-    help="The vBucket's highest seqno.",
+@_number_option("--high-seqno", required=True, help="The vBucket's highest seqno.")
+@_number_option(
+    "--purge-seqno", default="0", help="Seqno up to which its deletions are purged (0)."
 )
-@click.option(
-    "--purge-seqno",
-    type=_number,
-    metavar="NUMBER",
-    default="0",
-    help="Seqno up to which its deletions are purged (0).",
+@_number_option(
+    "--collections-high-seqno", help="Highest seqno of the collections in the client's filter."
 )
-@click.option(
-    "--collections-high-seqno",
-    type=_number,
-    metavar="NUMBER",
-    help="Highest seqno of the collections in the client's filter.",
-)
-@click.option(
-    "--vbuuid", type=_number, metavar="NUMBER", required=True, help="The client's branch."
-)
-@click.option(
-    "--start-seqno",
-    type=_number,
-    metavar="NUMBER",
-    required=True,
-    help="Last seqno that the client has.",
-)
-@click.option(
-    "--snapshot-start",
-    type=_number,
-    metavar="NUMBER",
-    help="Start of the client's snapshot (the start seqno).",
-)
-@click.option(
-    "--snapshot-end",
-    type=_number,
-    metavar="NUMBER",
-    help="End of the client's snapshot (the start seqno).",
-)
-@click.option(
-    "--end-seqno",
-    type=_number,
-    metavar="NUMBER",
-    default=str(_MAX),
-    help="Last seqno requested (all).",
-)
-@click.option(
-    "--client-purge-seqno",
-    type=_number,
-    metavar="NUMBER",
-    default="0",
-    help="Purge seqno in the request (0).",
-)
+@_number_option("--vbuuid", required=True, help="The client's branch.")
+@_number_option("--start-seqno", required=True, help="Last seqno that the client has.")
+@_number_option("--snapshot-start", help="Start of the client's snapshot (the start seqno).")
+@_number_option("--snapshot-end", help="End of the client's snapshot (the start seqno).")
+@_number_option("--end-seqno", default=str(_MAX), help="Last seqno requested (all).")
+@_number_option("--client-purge-seqno", default="0", help="Purge seqno in the request (0).")
 @click.option("--strict-vbuuid", is_flag=True, help="The request has this flag.")
 @click.option("--ignore-purged-tombstones", is_flag=True, help="The request has this flag.")
 @output_options
