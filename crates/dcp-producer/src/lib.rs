@@ -43,7 +43,7 @@ mod tls;
 mod value;
 
 pub use dcp_proto::producer::{
-    ConnectionConfig, OsoBackfill, Privilege, ServerVersion, StuckClients, VBucketState,
+    ConnectionConfig, OsoBackfill, ServerVersion, StuckClients, VBucketState,
 };
 pub use dcp_wire::message::DurabilityLevel;
 pub use error::{DocumentError, Error};
