@@ -81,19 +81,6 @@ impl<W: Wire> Peer<W> {
         packet.expect("nothing came").expect("the connection was closed")
     }
 
-    /// Expects a packet for which `is_it` is true; earlier ones are dropped.
-    ///
-    /// # Panics
-    /// If there is none.
-    pub async fn receive_until(&mut self, is_it: impl Fn(&Packet) -> bool) -> Packet {
-        loop {
-            let packet = self.receive().await;
-            if is_it(&packet) {
-                return packet;
-            }
-        }
-    }
-
     /// Sends a request and returns its response, which must be the next packet.
     ///
     /// # Panics
