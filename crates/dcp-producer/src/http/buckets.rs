@@ -100,7 +100,8 @@ fn is_same(value: &Value, wanted: &str) -> bool {
         Value::Bool(value) => wanted == if *value { "1" } else { "0" },
         Value::String(value) if value == "membase" => matches!(wanted, "membase" | "couchbase"),
         Value::String(value) => wanted == value,
-        value => wanted == value.to_string(),
+        Value::Number(value) => wanted == value.to_string(),
+        _ => false,
     }
 }
 
