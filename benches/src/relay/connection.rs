@@ -9,7 +9,7 @@ use dcp_proto::flow_control::counted_bytes;
 use dcp_wire::message::{BufferAck, Control};
 use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
 
-use super::outbox::{Outbox, front};
+use super::outbox::{Outbox, before_response, front};
 use super::ports::Ports;
 use super::recordings::{Recorder, Store, Terms};
 use super::socket::Socket;
@@ -147,7 +147,8 @@ impl Connection {
                 self.answer(&header, packet)?;
             } else {
                 let reserved = self.outbox.reserve()?;
-                let mut sent = front(rest, reserved, None)?;
+                let of_streams = before_response(rest)?;
+                let mut sent = front(&mut rest[..of_streams], reserved, None)?;
                 if sent.len == 0 {
                     // Larger than the whole buffer: send it by itself, as a producer may.
                     sent = front(&mut rest[..header.packet_len()], u64::MAX, None)?;
@@ -224,4 +225,81 @@ pub(super) fn report(result: Result<(), Error>) {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use dcp_wire::message::{StreamAddress, StreamEnd, StreamEndReason};
+    use dcp_wire::{Opaque, Status, Vbid};
+
+    use super::*;
+
+    fn request(opcode: Opcode, vbid: u16, opaque: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let frame = Frame::request(opcode).with_vbid(Vbid(vbid)).with_opaque(Opaque(opaque));
+        frame.encode(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn response(opcode: Opcode, opaque: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let frame = Frame::response(opcode, Status::SUCCESS).with_opaque(Opaque(opaque));
+        frame.encode(&mut bytes).unwrap();
+        bytes
+    }
+
+    fn stream_end(vbid: u16, opaque: u32) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let to = StreamAddress { vbid: Vbid(vbid), opaque: Opaque(opaque), stream_id: None };
+        StreamEnd { reason: StreamEndReason::OK }.encode(to, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// Writes `says`, then expects `hears` within 20 seconds.
+    fn exchange(mut socket: &TcpStream, says: &[u8], hears: &[u8]) {
+        socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        socket.write_all(says).unwrap();
+        let mut heard = vec![0; hears.len()];
+        socket.read_exact(&mut heard).unwrap();
+        assert_eq!(heard, hears);
+    }
+
+    #[test]
+    fn a_response_right_after_changes_counts_as_one() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let at = listener.local_addr().unwrap();
+        let client = TcpStream::connect(at).unwrap();
+        let (accepted, _) = listener.accept().unwrap();
+        thread::spawn(move || {
+            let accepted = Socket::new(accepted, None).unwrap();
+            let ports = Arc::new(Ports::new(&[]).unwrap());
+            let _ = Connection::serve(accepted, at, Arc::default(), ports, Writes::Large);
+        });
+        let (node, _) = listener.accept().unwrap();
+        let stream = |vbid, opaque| request(Opcode::DCP_STREAM_REQ, vbid, opaque);
+        let opened = |opaque| response(Opcode::DCP_STREAM_REQ, opaque);
+        // Records the stream of vBucket 0.
+        let open = [request(Opcode::DCP_OPEN, 0, 9), stream(0, 1)].concat();
+        exchange(&client, &open, &[]);
+        exchange(&node, &[], &open);
+        let answer = [response(Opcode::DCP_OPEN, 9), opened(1), stream_end(0, 1)].concat();
+        exchange(&node, &answer, &[]);
+        exchange(&client, &[], &answer);
+        let mut ack = Vec::new();
+        let bytes = u32::try_from(stream_end(0, 1).len()).unwrap();
+        BufferAck { bytes }.encode(&mut ack).unwrap();
+        exchange(&node, &[], &ack);
+        // The response to the second request arrives together with a message of a stream.
+        let more = [stream(1, 2), request(Opcode::GET_CLUSTER_CONFIG, 0, 3)].concat();
+        exchange(&client, &more, &[]);
+        exchange(&node, &[], &more);
+        let of_node = [opened(2), stream_end(1, 2), response(Opcode::GET_CLUSTER_CONFIG, 3)];
+        exchange(&node, &of_node.concat(), &[]);
+        exchange(&client, &[], &of_node.concat());
+        // So it is the turn of a stream from memory.
+        exchange(&client, &stream(0, 4), &[opened(4), stream_end(0, 4)].concat());
+    }
 }

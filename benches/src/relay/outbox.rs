@@ -282,6 +282,20 @@ pub(super) fn front(bytes: &mut [u8], room: u64, opaque: Option<Opaque>) -> Resu
     Ok(front)
 }
 
+/// Length of the packets at the front of `bytes` before the first response, whose turn may not have
+/// come.
+pub(super) fn before_response(bytes: &[u8]) -> Result<usize, Error> {
+    let mut len = 0;
+    while let Some(head) = bytes.get(len..).and_then(|rest| rest.first_chunk()) {
+        let header = Header::decode(head)?;
+        if header.magic.is_response() {
+            break;
+        }
+        len += header.packet_len();
+    }
+    Ok(len)
+}
+
 #[cfg(test)]
 mod tests {
     use dcp_wire::{Opcode, Vbid};
