@@ -401,6 +401,22 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
     return [head, "|---|---|---|---|---|---|", *read_lines, ""]
 
 
+def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
+    """Reads in Spark from a source that writes like a node, compared with Parquet files."""
+    lines = []
+    sender = [str(program), "node", str(documents), "256", "64"]
+    heads = {
+        False: f"| Spark, {documents:,} rows of 256 B | s | rows/s | of Parquet's time |",
+        True: f"| micro-batches of {documents // 10:,} rows | a batch | tasks | rows/s |",
+    }
+    with serving(sender, None, is_pinned=False) as source:
+        for batches, head in heads.items():
+            with tempfile.TemporaryDirectory() as folder:
+                job = {**source, "rounds": rounds, "folder": folder, "batches": batches}
+                lines += [head, "|---|---|---|---|", *in_spark("in_spark_node.py", job), ""]
+    return lines
+
+
 def micro_batches(rounds: int) -> list[str]:
     """The cost of a small micro-batch, compared with a source that already has its row."""
     lines = [
@@ -415,7 +431,7 @@ def micro_batches(rounds: int) -> list[str]:
 
 # The groups in order, each with its own markers in the documentation.
 GROUPS = (
-    *("ready", "rows", "latency", "spark", "batches"),
+    *("ready", "rows", "latency", "spark", "spark-node", "batches"),
     *("carried", "growth", "nodes", "long"),
 )
 # Values of 256 B that fit into a pass of ready-made frames.
@@ -437,6 +453,7 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
         "rows": lambda: rows(min(documents, 500_000), rounds),
         "latency": lambda: latency(program, 5000, rounds),
         "spark": lambda: spark(program, documents, rounds),
+        "spark-node": lambda: spark_node(program, documents, rounds),
         "batches": lambda: micro_batches(max(1, rounds // 2)),
         "carried": lambda: carried(documents, rounds),
         "nodes": lambda: nodes(program, documents, rounds),
