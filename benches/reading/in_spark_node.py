@@ -84,30 +84,28 @@ def query(spark: SparkSession, options: dict[str, str], folder: str) -> list[dic
 def micro_batches(spark: SparkSession, job: dict[str, Any], options: dict[str, str]) -> None:
     """Reads everything in micro-batches of 1, 4 and 8 tasks; prints a line for each."""
     rows, rounds = job["documents"], job["rounds"]
-    told: dict[int, list[dict[str, Any]]] = {1: [], 4: [], 8: []}
+    # Milliseconds of each batch, by round.
+    told: dict[int, list[list[int]]] = {1: [], 4: [], 8: []}
     for round_number in range(1 + max(1, rounds // 2)):
-        for tasks, batches in told.items():
+        for tasks, samples in told.items():
             wanted = {
                 **options,
                 "numPartitions": str(tasks),
                 "maxRowsPerTrigger": str(rows // BATCHES),
             }
             folder = str(Path(job["folder"], f"{tasks}-{round_number}"))
-            of_round = query(spark, wanted, folder)
-            if (count := sum(batch["numInputRows"] for batch in of_round)) != rows:
+            batches = query(spark, wanted, folder)
+            if (count := sum(batch["numInputRows"] for batch in batches)) != rows:
                 sys.exit(f"{tasks} tasks: {count} rows came instead of {rows}")
+            took = [batch["durationMs"]["triggerExecution"] for batch in batches]
+            print(f"  {round_number} {tasks} tasks: {took} ms", file=sys.stderr)
             if round_number:
-                batches.extend(of_round)
-            took = sum(batch["durationMs"]["triggerExecution"] for batch in of_round)
-            print(f"  {round_number} {tasks} tasks: {took / 1e3:.2f} s", file=sys.stderr)
-    for tasks, batches in told.items():
-        took, in_tasks = (
-            statistics.median(batch["durationMs"][part] for batch in batches)
-            for part in ("triggerExecution", "addBatch")
-        )
-        size = statistics.median(batch["numInputRows"] for batch in batches)
+                samples.append(took)
+    for tasks, samples in told.items():
+        first, last = (statistics.median(took[at] for took in samples) for at in (0, -1))
+        speed = rows / statistics.median(sum(took) for took in samples) / 1e3
         name = f"{tasks} task{'s' * (tasks > 1)}"
-        print(f"| {name} | {took:.0f} ms | {in_tasks:.0f} ms | {size / took / 1e3:.2f} M |")
+        print(f"| {name} | {first:.0f} ms | {last:.0f} ms | {speed:.2f} M |")
 
 
 def main() -> None:

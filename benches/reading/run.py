@@ -407,7 +407,7 @@ def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
     sender = [str(program), "node", str(documents), "256", "64"]
     heads = {
         False: f"| Spark, {documents:,} rows of 256 B | s | rows/s | of Parquet's time |",
-        True: f"| micro-batches of {documents // 10:,} rows | a batch | tasks | rows/s |",
+        True: f"| micro-batches of {documents // 10:,} rows | first | last | rows/s |",
     }
     with serving(sender, None, is_pinned=False) as source:
         for batches, head in heads.items():
