@@ -1,7 +1,7 @@
 """Builds the fuzz targets with the project's toolchain, and runs them.
 
 Usage: scripts/fuzz.py short                    what CI runs: a few seconds of each target
-       scripts/fuzz.py run [SECONDS] [TARGET..] long, with a row for each in docs/fuzzing.md
+       scripts/fuzz.py run [SECONDS] [TARGET..] long, with rows and sums in docs/fuzzing.md
        scripts/fuzz.py grow                     makes the committed corpora anew
 
 libFuzzer is linked as a library and its coverage is an LLVM pass of every rustc, so neither nightly
@@ -20,6 +20,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,6 +66,14 @@ MAX_LEN = {
     "client": 1024,
     "cluster": 1024,
 }
+
+# The head of the table of sums, and what is summed: target, executions and sanitizer of a row.
+SUMS = """| target | executions | under AddressSanitizer |
+|---|---|---|
+"""
+ROW = re.compile(
+    r"^\| [\d-]+ \| (\w+) \| ([\d,]+) \| \d+ \| `.*` \| (\w+) \| \d+ \|$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True)
@@ -175,8 +184,8 @@ def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
         outcome = play(programs, target, seconds, [found, CORPORA / target])
         report(outcome)
         outcomes.append(outcome)
-        with TABLE.open("a", encoding="utf-8") as table:
-            table.write(row(outcome, commit, sanitizer()))
+        page = TABLE.read_text(encoding="utf-8") + row(outcome, commit, sanitizer())
+        TABLE.write_text(with_sums(page), encoding="utf-8")
     return outcomes
 
 
@@ -188,6 +197,19 @@ def row(outcome: Outcome, commit: str, with_sanitizer: str) -> str:
         f"| {day} | {outcome.target} | {outcome.executions:,} | {outcome.seconds} | `{commit}` | "
         f"{with_sanitizer} | {findings} |\n"
     )
+
+
+def with_sums(page: str) -> str:
+    """Returns the page with the sums of its rows, each target in one line."""
+    executions: Counter[tuple[str, str]] = Counter()
+    for target, count, with_sanitizer in ROW.findall(page):
+        executions[target, with_sanitizer] += int(count.replace(",", ""))
+    lines = []
+    for target in MAX_LEN:
+        plain, address = executions[target, "none"], executions[target, "address"]
+        lines.append(f"| {target} | {plain + address:,} | {address:,} |\n")
+    head, _, rest = page.partition(SUMS)
+    return head + SUMS + "".join(lines) + re.sub(r"\A(\|.*\n)*", "", rest)
 
 
 def grow(programs: Path) -> None:

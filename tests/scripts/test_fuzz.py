@@ -44,6 +44,24 @@ def test_a_program_that_fails_is_a_finding_whatever_it_prints(programs):
     assert fuzz.row(outcome, "abc", "address").endswith("| address | 1 |\n")
 
 
+def test_rows_are_summed_by_target_and_sanitizer():
+    rows = [("framing", 1234, "none"), ("framing", 1, "address"), ("sasl", 5, "none")]
+    outcomes = [(fuzz.Outcome(target, count, 7, False, ""), how) for target, count, how in rows]
+    runs = "".join(fuzz.row(outcome, "abc-dirty", how) for outcome, how in outcomes)
+    page = fuzz.with_sums(f"Before\n\n{fuzz.SUMS}\nAfter\n\n{runs}")
+    assert "| framing | 1,235 | 1 |\n" in page
+    assert "| sasl | 5 | 0 |\n" in page
+    assert page.startswith(f"Before\n\n{fuzz.SUMS}| framing |")
+    assert page.endswith(f"|\n\nAfter\n\n{runs}")
+    assert fuzz.with_sums(page) == page
+
+
+def test_the_page_has_the_sums_of_its_rows():
+    page = fuzz.TABLE.read_text()
+    assert fuzz.with_sums(page) == page
+    assert page.count("\n| framing | ") == 1
+
+
 def test_a_corpus_keeps_inputs_of_all_lengths_within_its_bounds(tmp_path):
     merged, corpus = tmp_path / "merged", tmp_path / "corpus"
     merged.mkdir()

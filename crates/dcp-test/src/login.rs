@@ -24,6 +24,8 @@ pub struct Login {
     pub mechanisms: &'static [u8],
     /// The features to grant; `None` grants all requested ones.
     pub features: Option<Vec<Feature>>,
+    /// What is stored for SCRAM; `None` derives it from [`PASSWORD`] at each login, in 4,096 rounds.
+    pub credentials: Option<ScramCredentials>,
     /// Answers that replace the usual ones.
     pub instead: Vec<(Opcode, Status, &'static [u8])>,
     /// Requests received.
@@ -35,6 +37,7 @@ impl Default for Login {
         Self {
             mechanisms: b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN",
             features: None,
+            credentials: None,
             instead: Vec::new(),
             seen: Vec::new(),
         }
@@ -84,11 +87,11 @@ impl Login {
                 let is_right = message.matches(USERNAME, PASSWORD);
                 (if is_right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new())
             }
-            Opcode::SASL_AUTH => (Status::AUTH_CONTINUE, scram(frame).1),
+            Opcode::SASL_AUTH => (Status::AUTH_CONTINUE, self.scram(frame).1),
             Opcode::SASL_STEP => {
                 let first = self.seen.iter().rfind(|seen| seen.opcode() == Opcode::SASL_AUTH);
-                match scram(&first.expect("it comes after SASL_AUTH").frame()).0.verify(frame.value)
-                {
+                let first = first.expect("it comes after SASL_AUTH");
+                match self.scram(&first.frame()).0.verify(frame.value) {
                     Ok(last) => (Status::SUCCESS, last),
                     Err(_) => (Status::AUTH_ERROR, Vec::new()),
                 }
@@ -101,13 +104,16 @@ impl Login {
             other => panic!("unexpected {other}"),
         }
     }
-}
 
-/// The SCRAM exchange that SASL_AUTH begins, and its challenge. Both are deterministic.
-fn scram(auth: &Frame<'_>) -> (ScramServer, Vec<u8>) {
-    let mechanism = Mechanism::from_name(auth.key).expect("a mechanism it lists");
-    let credentials = ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
-    let mut server = ScramServer::read(auth.value).expect("a first message");
-    let challenge = server.challenge(credentials.expect("a mechanism of SCRAM"), "serverNonce");
-    (server, challenge.expect("a nonce"))
+    /// The SCRAM exchange that SASL_AUTH begins, and its challenge. Both are deterministic.
+    fn scram(&self, auth: &Frame<'_>) -> (ScramServer, Vec<u8>) {
+        let mechanism = Mechanism::from_name(auth.key).expect("a mechanism it lists");
+        let stored = self.credentials.clone().unwrap_or_else(|| {
+            let derived = ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
+            derived.expect("a mechanism of SCRAM")
+        });
+        let mut server = ScramServer::read(auth.value).expect("a first message");
+        let challenge = server.challenge(stored, "serverNonce");
+        (server, challenge.expect("a nonce"))
+    }
 }

@@ -1,6 +1,7 @@
 //! What hostile peers can make a client or a cluster hold, as this process's allocator counts it.
 
 mod clients;
+mod connecting;
 mod documents;
 mod floods;
 mod layouts;

@@ -77,19 +77,6 @@ impl Rig {
         Self { client, taken, producer }
     }
 
-    /// A stream of a client that meets nothing but the cluster.
-    async fn other(&self) -> ChangeStream<PendingBatch> {
-        let connect = ConnectOptions::new(self.producer.connection_string())
-            .with_bucket("default")
-            .with_credentials(Credentials::new("Administrator", "password"));
-        let client = Client::connect(connect).await.expect("the cluster is there");
-        let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
-        let (names, limits) = (CollectionNames::default(), BatchLimits::default());
-        let sink = move || ArrowSink::new(schema.clone(), names.clone(), limits);
-        let options = options(Start::Earliest, End::Never);
-        client.stream(options, sink).await.expect("the stream opens")
-    }
-
     /// A stream that is over with its connection.
     async fn open(&mut self) -> (ChangeStream<PendingBatch>, Taken) {
         let mut options = options(Start::Earliest, End::Never);
@@ -105,6 +92,19 @@ impl Rig {
         let taken = timeout(PATIENCE, self.taken.recv()).await.expect("a stream is asked for");
         (stream, taken.expect("the tap is there"))
     }
+}
+
+/// A stream of a client that meets nothing but the cluster.
+pub(crate) async fn undisturbed(producer: &Producer) -> ChangeStream<PendingBatch> {
+    let connect = ConnectOptions::new(producer.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("Administrator", "password"));
+    let client = Client::connect(connect).await.expect("the cluster is there");
+    let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
+    let (names, limits) = (CollectionNames::default(), BatchLimits::default());
+    let sink = move || ArrowSink::new(schema.clone(), names.clone(), limits);
+    let options = options(Start::Earliest, End::Never);
+    client.stream(options, sink).await.expect("the stream opens")
 }
 
 /// What a stream ends with.
@@ -305,7 +305,7 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let tally = runtime.expect("a runtime").block_on(async {
         let mut rig = Rig::start().await;
-        let mut other = rig.other().await;
+        let mut other = undisturbed(&rig.producer).await;
         let mut tally = Tally::default();
         for name in NAMES.into_iter().chain(messages::OF_SERVERS) {
             play(&mut rig, name, &mut tally).await;
