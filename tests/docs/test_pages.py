@@ -133,7 +133,8 @@ def test_the_page_of_errors_lists_every_class_and_every_code():
 
 def test_the_rules_on_the_page_of_faults_are_accepted():
     page = (ROOT / "docs/guides/faults.md").read_text()
-    (example,) = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    example, partition = re.findall(r"^```json\n(.*?)^```$", page, re.DOTALL | re.MULTILINE)
+    page, between = page.split("## Between nodes")
     rows = re.findall(r"^\| (`.*?) \|", page.split("## Reactions")[1], re.MULTILINE)
     reactions = [each for row in rows for each in re.findall(r"`(.+?)`", row)]
     members = re.findall(r"^\| (`.*?) \|", page.split("## Reactions")[0], re.MULTILINE)
@@ -158,6 +159,14 @@ def test_the_rules_on_the_page_of_faults_are_accepted():
         for text in reactions:
             reaction = json.loads(text) if text.startswith("{") else text
             cluster.set_faults([{"condition": {"node": 0}, "reaction": reaction}])
+        cluster.set_faults(json.loads(partition))
+        rows = re.findall(r"^\| `(.*?)` \|", between, re.MULTILINE)
+        assert rows[:3] == ["between", "from", "vbucket"]
+        for text in rows[3:]:
+            reaction = json.loads(text) if text.startswith("{") else text
+            condition = {"between": [0, [1, 2]], "from": [0, 1], "vbucket": 0}
+            cluster.set_faults([{"condition": condition, "reaction": reaction}])
+        assert len(rows) == 7
         for member, values in conditions.items():
             for value in values:
                 # A seed belongs to a probability, and both directions to reactions of both.
