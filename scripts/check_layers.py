@@ -57,6 +57,7 @@ LAYERS = {
     "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
     "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-test", PYTHON, ARROW),
     "dcp-fuzz": _layer("dcp-wire dcp-proto dcp-producer dcp-arrow dcp-meter dcp-test", PYTHON),
+    "dcp-loom": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON, ARROW),
     "dcp-meter": _layer("", ASYNC, TLS, PYTHON, ARROW),
     "dcp-e2e": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow dcp-test", PYTHON),
     "dcp-benches": _layer(

@@ -75,6 +75,7 @@ mod socket;
 mod srv;
 mod stats;
 mod stream;
+mod sync;
 mod tls;
 mod watermark;
 

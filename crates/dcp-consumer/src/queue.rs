@@ -1,15 +1,15 @@
 //! The queue between the connections' tasks and the application.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use dcp_proto::consumer::{ConnectionStats, PositionUpdate, Unpersisted};
-use tokio::sync::Notify;
 
 use crate::Error;
+use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, Notify};
 
 /// State shared by one connection's task and the application, besides batches.
 #[derive(Debug, Default)]
@@ -59,8 +59,9 @@ impl Link {
     /// application more than the batch.
     pub(crate) fn awaits_taking(&self) -> bool {
         self.has_queued() && {
-            self.is_taking_awaited.store(true, Ordering::SeqCst);
-            // Batches taken before the flag was set do not wake the task.
+            // Batches taken before the flag was set do not wake the task. A swap, not a store: it
+            // reads the swap of `take`, so that the number of batches read next is not older.
+            self.is_taking_awaited.swap(true, Ordering::SeqCst);
             self.has_queued()
         }
     }
@@ -242,7 +243,7 @@ impl<B> Queue<B> {
         drop(entries);
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State<B>> {
+    fn lock(&self) -> MutexGuard<'_, State<B>> {
         // Nothing panics while the lock is held, so the entries are consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,14 +1,15 @@
 //! Progress of an application that acknowledges batches in any order.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::PoisonError;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::PositionUpdate;
 use dcp_wire::Vbid;
 
 use crate::queue::Credit;
+use crate::sync::{Arc, Mutex, MutexGuard};
 use crate::{Error, ErrorKind};
 
 /// Identifies one delivered batch of one stream.
