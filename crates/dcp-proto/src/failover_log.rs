@@ -83,9 +83,6 @@ impl FailoverLog {
 
     /// Forgets the branches that begin above `seqno`, as after a rollback to it; the oldest stays.
     pub fn prune(&mut self, seqno: Seqno) {
-        if self.entries.iter().all(|entry| entry.seqno <= seqno) {
-            return;
-        }
         let oldest = self.entries[self.entries.len() - 1];
         let mut kept: Vec<_> =
             self.entries.iter().copied().filter(|entry| entry.seqno <= seqno).collect();
@@ -140,6 +137,13 @@ mod tests {
             pruned.prune(Seqno(seqno));
             assert_eq!(pruned.entries(), &all.entries()[3 - kept..], "seqno {seqno}");
         }
+    }
+
+    #[test]
+    fn pruning_below_every_branch_keeps_only_the_oldest() {
+        let mut pruned = log(&[(3, 200), (2, 100)]);
+        pruned.prune(Seqno(99));
+        assert_eq!(pruned, log(&[(2, 100)]));
     }
 
     #[test]

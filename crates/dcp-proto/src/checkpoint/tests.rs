@@ -379,3 +379,11 @@ proptest! {
         prop_assert!(Checkpoint::from_json(&bytes).is_err());
     }
 }
+
+#[test]
+fn a_checkpoint_is_shown_by_what_it_belongs_to() {
+    let checkpoint = Checkpoint::new("0123", StoredFilter::default());
+    let shown = format!("{checkpoint:?}");
+    assert!(shown.contains("bucket_uuid: \"0123\""), "{shown}");
+    assert!(shown.contains("vbuckets: 0"), "{shown}");
+}

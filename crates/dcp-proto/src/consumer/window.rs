@@ -167,4 +167,61 @@ mod tests {
         window.release(now, 5);
         assert_eq!((window.take_ack(now + ACK_AFTER), window.deadline()), (None, None));
     }
+
+    #[test]
+    fn a_full_window_allows_only_packets_of_no_bytes() {
+        let mut window = Window::new(10);
+        assert!(window.receive(10));
+        assert!(window.receive(0));
+        assert!(!window.receive(1));
+        assert_eq!(window.outstanding(), 11);
+    }
+
+    #[test]
+    fn the_room_is_what_is_left_of_the_window() {
+        let mut window = Window::new(10);
+        assert!(window.receive(4));
+        assert_eq!(window.room(), 6);
+        assert!(window.receive(10));
+        assert_eq!(window.room(), 0);
+        assert_eq!(Window::new(0).room(), u64::MAX);
+    }
+
+    #[test]
+    fn the_wait_begins_with_the_oldest_byte_released() {
+        let now = start();
+        let mut window = Window::new(1000);
+        assert!(window.receive(100));
+        window.release(now, 0);
+        assert_eq!(window.deadline(), None, "nothing waits");
+        window.release(now, 1);
+        window.release(now + ACK_AFTER / 2, 1);
+        assert_eq!(window.deadline(), Some(now + ACK_AFTER));
+    }
+
+    #[test]
+    fn more_than_an_acknowledgement_holds_is_acknowledged_in_parts() {
+        let now = start();
+        let more = || {
+            let mut window = Window::new(u32::MAX);
+            assert!(window.receive(5));
+            assert!(window.receive(u64::from(u32::MAX)));
+            window.release(now, u64::from(u32::MAX) + 4);
+            window
+        };
+        let mut window = more();
+        assert_eq!(window.take_ack(now), Some(u32::MAX));
+        assert_eq!((window.outstanding(), window.deadline()), (5, Some(now + ACK_AFTER)));
+        let mut window = more();
+        assert_eq!(window.take_all(), Some(u32::MAX));
+        assert_eq!((window.outstanding(), window.deadline()), (5, None));
+        assert_eq!((window.take_all(), window.take_all()), (Some(5), None));
+    }
+
+    #[test]
+    fn without_flow_control_not_even_everything_is_acknowledged() {
+        let mut window = Window::new(0);
+        assert!(window.receive(5));
+        assert_eq!((window.take_all(), window.is_full()), (None, false));
+    }
 }

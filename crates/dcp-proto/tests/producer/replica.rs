@@ -172,8 +172,12 @@ impl Peer {
 
     /// One whose stream is open, with all that was asked for before it taken.
     fn streaming(store: Store) -> Self {
+        Self::streaming_with(store, COLLECTIONS)
+    }
+
+    fn streaming_with(store: Store, features: Features) -> Self {
         let config = Config { consumer_name: Some("n1".into()), ..Config::default() };
-        let mut peer = Self::new(store, &config, COLLECTIONS);
+        let mut peer = Self::new(store, &config, features);
         let request = peer.begin();
         peer.accept(request.opaque, &[(0xb, 7), (0xa, 0)]);
         assert_eq!(peer.take().len(), 1, "the stream was added");
@@ -527,6 +531,20 @@ fn malformed_packets_are_told_so() {
         let mut peer = Peer::streaming(Store::new());
         let reason = peer.handle(&encoded(Frame::request(opcode))).unwrap_err();
         assert_eq!(reason, Disconnect::UnexpectedRequest(opcode));
+    }
+}
+
+#[test]
+fn a_key_without_its_collection_has_1_to_250_bytes() {
+    for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false)] {
+        let mut peer = Peer::streaming_with(Store::new(), LEGACY);
+        assert_eq!(peer.answer(&marker(0, 9, SnapshotFlags::MEMORY)), None);
+        let key = vec![b'k'; len];
+        let write = Mutation { seqno: Seqno(1), key: &key, ..Mutation::default() };
+        let packet = message(|out| write.encode(TO, out).unwrap());
+        let refused = (!is_taken).then_some(Status::EINVAL);
+        assert_eq!(peer.answer(&packet), refused, "{len} bytes");
+        assert_eq!(peer.store.0.borrow().items.len(), usize::from(is_taken), "{len} bytes");
     }
 }
 

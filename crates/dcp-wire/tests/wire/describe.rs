@@ -1,6 +1,9 @@
 //! Descriptions of packets.
 
+use std::collections::BTreeMap;
+
 use dcp_test::traces::{self, Scenario};
+use dcp_test::vectors;
 use dcp_wire::describe::{Description, FieldValue, Keys, describe};
 use dcp_wire::message::Sasl;
 use dcp_wire::sasl::encode_plain;
@@ -194,4 +197,37 @@ fn compressed_json_of_a_response_is_inflated() {
     let description = describe(&frame, Keys::Plain);
     let text = String::from_utf8(map.to_vec()).unwrap();
     assert_eq!(description.get("config"), Some(&FieldValue::Text(text.into())));
+}
+
+/// `tests/vectors/descriptions.txt` has a line for each golden packet, then one for the first
+/// recorded packet of each kind.
+#[test]
+fn packets_are_described_as_on_record() {
+    if !traces::is_own_folder() {
+        return;
+    }
+    let mut lines = Vec::new();
+    for name in ["golden-packets", "snapshot-markers"] {
+        for vector in vectors::load(name).unwrap() {
+            let Ok(Some((frame, _))) = Frame::parse(&vector.bytes, MAX_BODY_LEN) else { continue };
+            lines.push(format!("{} {}", vector.row, describe(&frame, Keys::WithCollection)));
+        }
+    }
+    let mut first = BTreeMap::new();
+    for scenario in Scenario::load_all().unwrap() {
+        for bytes in scenario.events.iter().filter_map(|event| event.packet()) {
+            let Ok(Some((frame, _))) = Frame::parse(bytes, MAX_BODY_LEN) else { continue };
+            let header = frame.header;
+            let status = header.magic.is_response().then_some(header.vbid_or_status);
+            let kind = (header.magic.0, header.opcode.0, status);
+            first.entry(kind).or_insert_with(|| describe(&frame, Keys::Plain).to_string());
+        }
+    }
+    lines.extend(first.into_values());
+    let recorded = include_str!("../../../../tests/vectors/descriptions.txt");
+    let recorded: Vec<&str> = recorded.lines().collect();
+    for (line, recorded) in lines.iter().zip(&recorded) {
+        assert_eq!(line, recorded);
+    }
+    assert_eq!(lines.len(), recorded.len(), "{}", lines[recorded.len()..].join("\n"));
 }

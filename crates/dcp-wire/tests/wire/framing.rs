@@ -2,13 +2,13 @@
 
 use dcp_wire::framing_extras::{FrameInfo, FrameInfos};
 use dcp_wire::message::{
-    ClusterMapChange, ConfigVersion, Features, GetAllVbSeqnos, GetClusterConfig, Message,
-    ObservedSeqno, PushedVersion, Response, VbSeqnos, VbucketState, encode_features,
-    encode_vb_seqnos,
+    ClusterMapChange, ConfigVersion, Features, GetAllVbSeqnos, GetClusterConfig, Message, Mutation,
+    MutationView, ObservedSeqno, PushedVersion, Response, StreamAddress, VbSeqnos, VbucketState,
+    encode_features, encode_vb_seqnos,
 };
 use dcp_wire::{
-    CollectionId, DecodeError, DocKey, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status,
-    StreamId, Vbid, Vbuuid, leb128,
+    CollectionId, Datatype, DecodeError, DocKey, Feature, Frame, MAX_BODY_LEN, Opaque, Opcode,
+    Seqno, Status, StreamId, Vbid, Vbuuid, leb128,
 };
 
 use crate::frame;
@@ -253,6 +253,29 @@ fn co_61_and_co_62_keys_have_a_longest_length() {
         key.push(b'k');
         assert!(DocKey::decode(&key).is_err());
     }
+}
+
+#[test]
+fn a_key_without_its_collection_has_1_to_250_bytes() {
+    for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false), (255, false)] {
+        let key = vec![b'k'; len];
+        let mutation = Mutation { seqno: Seqno(1), key: &key, ..Mutation::default() };
+        let to = StreamAddress { vbid: Vbid(0), opaque: Opaque(1), stream_id: None };
+        let mut out = Vec::new();
+        mutation.encode(to, &mut out).unwrap();
+        let view = MutationView::parse(&out, MAX_BODY_LEN, false);
+        assert_eq!(view.map(|(view, _)| view.key_len()), is_taken.then_some(len), "{len} bytes");
+    }
+}
+
+#[test]
+fn datatypes_are_sets_of_bits() {
+    let both = Datatype::JSON.with(Datatype::SNAPPY);
+    assert!(both.contains(Datatype::JSON) && !Datatype::JSON.contains(both));
+    assert!(both.intersects(Datatype::SNAPPY) && !both.intersects(Datatype::XATTR));
+    assert_eq!(both.without(Datatype::SNAPPY), Datatype::JSON);
+    assert_eq!(both.without(Datatype::XATTR), both);
+    assert_eq!([7, 8].map(|bits| Datatype(bits).is_valid()), [true, false]);
 }
 
 #[test]
