@@ -169,6 +169,11 @@ fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in total); adds to d
 fuzz-corpora: .rust ## Rebuild the committed fuzz corpora from recordings and findings
 	@"$$(scripts/require.sh python)" scripts/fuzz.py grow
 
+# Hours; a part: make mutants ARGS="--shard 3/16 dcp-wire".
+mutants: .rust ## Change the parsers and machines, and list the changes that their tests miss
+	@scripts/require.sh mutants
+	@"$$(scripts/require.sh python)" scripts/mutants.py $(ARGS)
+
 # Downloads the clients with Maven and the Go toolchain on the first run, like `make interop`.
 bench-peers: .java .installed-test ## Benchmark against other clients; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
@@ -186,7 +191,7 @@ bench-reading: .java .installed-test ## Benchmark the reader in Python; writes d
 bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, and defects (four hours); stages: ARGS="--list"
+long: .java .postgres .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ Other
@@ -267,5 +272,5 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test

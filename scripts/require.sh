@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | actionlint
+# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint
 #        (python: prints the interpreter found)
 #
 # As root on Debian or Ubuntu it installs a JDK, PostgreSQL, stunnel and tshark if missing, and
@@ -143,6 +143,16 @@ require_deny() {
     rm -rf .state/tools/build
 }
 
+# Also built from source, in three minutes.
+require_mutants() {
+    local want=27.1.0
+    [ "$(.state/tools/bin/cargo-mutants --version 2>/dev/null)" != "cargo-mutants $want" ] || return 0
+    echo "dcp_rs: building cargo-mutants $want into .state/tools: this takes minutes" >&2
+    CARGO_TARGET_DIR=.state/tools/build cargo install cargo-mutants --version "$want" --locked --quiet \
+        --root .state/tools || stop "cargo-mutants $want cannot be built"
+    rm -rf .state/tools/build
+}
+
 # Also built from source, in half a minute.
 require_actionlint() {
     local want=v1.7.12
@@ -162,6 +172,7 @@ stunnel) require_stunnel ;;
 tshark) require_tshark ;;
 promtool) require_promtool ;;
 deny) require_deny ;;
+mutants) require_mutants ;;
 actionlint) require_actionlint ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | actionlint" ;;
+*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint" ;;
 esac

@@ -15,12 +15,15 @@
 //! bytes: recordings and golden packets do.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "machines")]
 pub mod bucket;
 pub mod conformance;
 pub mod facts;
+#[cfg(feature = "machines")]
 pub mod harness;
 pub mod login;
 pub mod packet;
+#[cfg(feature = "machines")]
 pub mod pair;
 pub mod peer;
 pub mod scripted_server;
