@@ -4,8 +4,9 @@ Usage: scripts/long.py [--first-world N] [--list] [STAGE ...]
 
 Every stage runs, even after a failure; the output of each is in .state/log/long-STAGE.log. At the
 end a table with counts is printed, and `.state/log/long.json` has the same with the commit. The
-exit code is 1 if any stage failed or ran nothing. Simulated worlds start at seed N (0), so that a
-schedule can pass a different one each time.
+exit code is 1 if any stage failed or ran nothing. Simulated worlds start at seed N (0), which also
+chooses the properties' cases and the share of mutants, so that a schedule can pass a different one
+each time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -25,6 +27,8 @@ from tally import tally
 ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / ".state" / "log"
 WORLDS = 20_000
+# All mutants take a day: each run tries one share of so many, the next N the next.
+SHARES = 16
 
 
 @dataclass
@@ -38,6 +42,8 @@ class Stage:
     environment: dict[str, str] = field(default_factory=dict)
     # Whether it reports tests, so that running none is a failure.
     has_tests: bool = True
+    # Matches the lines of its output that say what it found; none is a failure, too.
+    findings: str = ""
 
 
 @dataclass
@@ -51,19 +57,27 @@ class Outcome:
     failed: int
     skipped: int
     minutes: float
+    findings: list[str]
 
 
 def stages(first_world: int) -> list[Stage]:
     """Returns the stages in order."""
     pytest = [sys.executable, "-m", "pytest", "--timeout", "7200"]
     cargo = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
+    share = f"{first_world // WORLDS % SHARES}/{SHARES}"
     wheels = sorted(map(str, (ROOT / ".state" / "wheel").glob("*.whl")))
     return [
         Stage(
             "rust",
-            "50,000 cases of every property; a reader of one batch a second for 60 s",
+            f"50,000 cases of every property, seed {first_world}; a reader of one batch a second "
+            "for 60 s; four preemptions in every model",
             [*cargo, "--workspace", "--exclude", "dcp-sim"],
-            {"PROPTEST_CASES": "50000", "DCP_SLOW_SECONDS": "60"},
+            {
+                "PROPTEST_CASES": "50000",
+                "PROPTEST_RNG_SEED": str(first_world),
+                "DCP_SLOW_SECONDS": "60",
+                "LOOM_MAX_PREEMPTIONS": "4",
+            },
         ),
         Stage(
             "worlds",
@@ -122,6 +136,14 @@ def stages(first_world: int) -> list[Stage]:
             "every defect of tests/defects.json is noticed",
             [sys.executable, "scripts/put_in_defects.py"],
             has_tests=False,
+            findings=r"\d+ of \d+ defects found .*",
+        ),
+        Stage(
+            "mutants",
+            f"of every sixteenth mutant of dcp-wire and dcp-proto, share {share}, 92 % are caught",
+            ["make", "mutants", f"ARGS=--shard {share}"],
+            has_tests=False,
+            findings=r"dcp-\w+: \d+ of \d+ mutants caught.*|  missed: .*",
         ),
         Stage(
             "spark",
@@ -137,26 +159,28 @@ def run(stage: Stage) -> Outcome:
     log = LOG / f"long-{stage.name}.log"
     print(f"{stage.name}: {stage.proves}", flush=True)
     begun = time.monotonic()
-    with log.open("w") as output:
+    with log.open("w") as file:
         done = subprocess.run(
             stage.command,
             cwd=ROOT,
             env=os.environ | stage.environment,
             stdin=subprocess.DEVNULL,
-            stdout=output,
+            stdout=file,
             stderr=subprocess.STDOUT,
             check=False,
         )
     minutes = (time.monotonic() - begun) / 60
-    counts = tally(log.read_text(encoding="utf-8", errors="replace"))
+    output = log.read_text(encoding="utf-8", errors="replace")
+    counts = tally(output)
+    findings = [line for line in output.splitlines() if re.fullmatch(stage.findings or "$^", line)]
     if done.returncode or counts["failed"]:
         result = f"failed with {done.returncode}: see {log.relative_to(ROOT)}"
-    elif stage.has_tests and not counts["passed"]:
+    elif (stage.has_tests and not counts["passed"]) or (stage.findings and not findings):
         result = f"ran nothing: see {log.relative_to(ROOT)}"
     else:
         result = "passed"
     counted = counts["passed"], counts["failed"], counts["skipped"]
-    return Outcome(stage.name, stage.proves, result, *counted, round(minutes, 1))
+    return Outcome(stage.name, stage.proves, result, *counted, round(minutes, 1), findings)
 
 
 def commit() -> str:
@@ -177,7 +201,7 @@ def summary(outcomes: list[Outcome], of: str) -> str:
         counts = f"{outcome.passed} passed, {outcome.failed} failed, {outcome.skipped} skipped"
         told = counts if outcome.passed or outcome.failed else ""
         lines.append(f"{outcome.name:14} {outcome.minutes:6.1f} min  {outcome.result}")
-        lines += [f"{'':26} {text}" for text in (outcome.proves, told) if text]
+        lines += [f"{'':26} {text}" for text in (outcome.proves, told, *outcome.findings) if text]
     return "\n".join(lines)
 
 

@@ -39,6 +39,20 @@ def test_tests_that_did_not_run_prove_nothing():
     assert long.main([], [QUIET]) == 0
 
 
+def test_the_table_has_what_a_stage_without_tests_found(tmp_path, capsys):
+    said = ["echo", "building\n3 of 4 defects found\n  one missed"]
+    finds = Stage("five", "that five holds", said, has_tests=False, findings=r"\d of .*|  one .*")
+    assert long.main([], [finds]) == 0
+    table = capsys.readouterr().out
+    assert "3 of 4 defects found\n" in table
+    assert "one missed\n" in table
+    assert "building" not in table
+    (stage,) = json.loads((tmp_path / "long.json").read_text())["stages"]
+    assert stage["findings"] == ["3 of 4 defects found", "  one missed"]
+    finds.command = ["true"]
+    assert long.main([], [finds]) == 1, "it found nothing"
+
+
 def test_stages_are_chosen_by_name(tmp_path):
     assert long.main(["one"], [FAILS, PASSES]) == 0
     assert [path.name for path in tmp_path.glob("*.log")] == ["long-one.log"]
@@ -55,3 +69,4 @@ def test_the_stages_name_files_that_are_there_and_the_seeds():
     worlds = next(stage for stage in stages if stage.name == "worlds")
     assert worlds.environment["DCP_SIM_FIRST"] == "40000"
     assert "seeds 40000 to 59999" in worlds.proves
+    assert "ARGS=--shard 2/16" in next(stage for stage in stages if stage.name == "mutants").command
