@@ -35,7 +35,7 @@ pub(crate) const NO_CHANGE: Change<'static> = Change {
     seqno: Seqno(0),
     vbuuid: Vbuuid(0),
     epoch: 0,
-    snapshot: Snapshot { start: Seqno(0), end: Seqno(0) },
+    snapshot: Snapshot::at(Seqno(0)),
     history: false,
     collection_id: CollectionId::DEFAULT,
     key: &[],

@@ -373,7 +373,7 @@ async fn heads(
 
 /// The position after the newest change.
 fn latest(seqno: Seqno, log: FailoverLog) -> Position {
-    let snapshot = Snapshot { start: seqno, end: seqno };
+    let snapshot = Snapshot::at(seqno);
     Position { seqno, snapshot, failover_log: Some(log), ..Position::EARLIEST }
 }
 

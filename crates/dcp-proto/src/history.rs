@@ -32,7 +32,7 @@ impl CompletePoint {
         }
         Position {
             seqno: self.seqno,
-            snapshot: Snapshot { start: self.seqno, end: self.seqno },
+            snapshot: Snapshot::at(self.seqno),
             failover_log,
             manifest_uid: self.manifest_uid,
             purge_seqno: self.purge_seqno,
@@ -129,11 +129,7 @@ mod tests {
     use super::*;
 
     fn complete(seqno: u64) -> Position {
-        Position {
-            seqno: Seqno(seqno),
-            snapshot: Snapshot { start: Seqno(seqno), end: Seqno(seqno) },
-            ..Position::EARLIEST
-        }
+        Position { seqno: Seqno(seqno), snapshot: Snapshot::at(Seqno(seqno)), ..Position::EARLIEST }
     }
 
     #[test]

@@ -1,16 +1,39 @@
 //! The position of a consumer in one vBucket.
 
+use core::fmt;
+
 use dcp_wire::{ManifestUid, Seqno, Vbuuid};
 
 use crate::FailoverLog;
 
-/// The snapshot range of a position.
+/// The seqnos that a snapshot covers, both ends included. Displayed as `[start, end]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// First seqno of the snapshot, or one below it.
     pub start: Seqno,
     /// Last seqno of the snapshot.
     pub end: Seqno,
+}
+
+impl Snapshot {
+    /// A snapshot that ends where it starts.
+    #[must_use]
+    pub const fn at(seqno: Seqno) -> Self {
+        Self { start: seqno, end: seqno }
+    }
+
+    /// Whether a seqno lies in the snapshot.
+    #[inline]
+    #[must_use]
+    pub fn contains(&self, seqno: Seqno) -> bool {
+        self.start <= seqno && seqno <= self.end
+    }
+}
+
+impl fmt::Display for Snapshot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {}]", self.start, self.end)
+    }
 }
 
 /// The position of a consumer in one vBucket: everything a later stream request needs to resume
@@ -37,7 +60,7 @@ impl Position {
     /// Before the first change.
     pub const EARLIEST: Self = Self {
         seqno: Seqno::ZERO,
-        snapshot: Snapshot { start: Seqno::ZERO, end: Seqno::ZERO },
+        snapshot: Snapshot::at(Seqno::ZERO),
         failover_log: None,
         manifest_uid: ManifestUid(0),
         purge_seqno: Seqno::ZERO,
@@ -49,7 +72,7 @@ impl Position {
     #[must_use]
     pub fn request_snapshot(&self) -> Snapshot {
         if self.seqno == self.snapshot.end {
-            return Snapshot { start: self.seqno, end: self.seqno };
+            return Snapshot::at(self.seqno);
         }
         self.snapshot
     }
@@ -93,6 +116,6 @@ mod tests {
         assert_eq!(position.vbuuid(), Vbuuid(0xb), "inside [0, 150]");
         position.snapshot.end = Seqno(50);
         assert_eq!(position.vbuuid(), Vbuuid(0xa), "at the end of [0, 50]");
-        assert_eq!(position.request_snapshot(), Snapshot { start: Seqno(50), end: Seqno(50) });
+        assert_eq!(position.request_snapshot(), Snapshot::at(Seqno(50)));
     }
 }

@@ -145,7 +145,7 @@ impl VBucket {
         self.forget_checkpoints(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
-        self.snapshot = Snapshot { start: to, end: to };
+        self.snapshot = Snapshot::at(to);
         self.from_disk = None;
         self.persisted_snapshot = self.snapshot;
         let purged = self.collections.purged_up_to(to);

@@ -105,7 +105,7 @@ pub(crate) struct Written {
     pub(crate) cas: Cas,
 }
 
-const NOTHING: Snapshot = Snapshot { start: Seqno::ZERO, end: Seqno::ZERO };
+const NOTHING: Snapshot = Snapshot::at(Seqno::ZERO);
 
 impl VBucket {
     /// An empty, active vBucket whose history begins with `vbuuid`.
@@ -355,7 +355,7 @@ impl VBucket {
         }
         self.persisted_seqno = self.high_seqno;
         self.persisted_snapshot = match self.state {
-            VBucketState::Active => Snapshot { start: self.high_seqno, end: self.high_seqno },
+            VBucketState::Active => Snapshot::at(self.high_seqno),
             _ => self.snapshot,
         };
         self.free_checkpoints();
@@ -401,7 +401,7 @@ impl VBucket {
     /// Changes the state, which begins a new incarnation.
     pub(super) fn set_state(&mut self, state: VBucketState) {
         if self.state == VBucketState::Active {
-            self.snapshot = Snapshot { start: self.high_seqno, end: self.high_seqno };
+            self.snapshot = Snapshot::at(self.high_seqno);
         }
         self.state = state;
         self.begin_life();

@@ -301,7 +301,7 @@ fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
         let mut history = History::default();
         for age in (0..40).rev() {
             let seqno = Seqno((1 << 41) - (1 << age));
-            let snapshot = Snapshot { start: seqno, end: seqno };
+            let snapshot = Snapshot::at(seqno);
             history.push(&Position { seqno, snapshot, ..position.clone() });
         }
         assert_eq!(history.points().len(), 8);
@@ -360,7 +360,7 @@ proptest! {
                 let older = Seqno(older.min(seqno.0));
                 let mut at = Position {
                     seqno: older,
-                    snapshot: Snapshot { start: older, end: older },
+                    snapshot: Snapshot::at(older),
                     ..position.clone()
                 };
                 if !same {

@@ -5,7 +5,7 @@ use core::fmt;
 use dcp_wire::{DecodeError, ManifestUid, Opaque, Opcode, Seqno, Status, Vbid};
 use thiserror::Error;
 
-use crate::SinkError;
+use crate::{SinkError, Snapshot};
 
 /// What the server did that the protocol does not allow.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
@@ -20,25 +20,21 @@ pub enum Misbehaviour {
         last: Seqno,
     },
     /// A seqno is outside its snapshot.
-    #[error("seqno {seqno} is outside its snapshot [{start}, {end}]")]
+    #[error("seqno {seqno} is outside its snapshot {snapshot}")]
     OutsideSnapshot {
         /// The seqno.
         seqno: Seqno,
-        /// First seqno of the snapshot.
-        start: Seqno,
-        /// Last seqno of the snapshot.
-        end: Seqno,
+        /// The snapshot.
+        snapshot: Snapshot,
     },
     /// A message that belongs to a snapshot came before any snapshot.
     #[error("message outside a snapshot")]
     NoSnapshot,
     /// A snapshot marker whose range or fields contradict each other.
-    #[error("snapshot marker [{start}, {end}] is impossible after seqno {last}")]
+    #[error("snapshot marker {snapshot} is impossible after seqno {last}")]
     InvalidMarker {
-        /// First seqno of the snapshot.
-        start: Seqno,
-        /// Last seqno of the snapshot.
-        end: Seqno,
+        /// The snapshot.
+        snapshot: Snapshot,
         /// The previous seqno.
         last: Seqno,
     },

@@ -72,7 +72,7 @@ pub(super) fn at(offset: Offset) -> Position {
     let branch = FailoverEntry { vbuuid, seqno: Seqno::ZERO };
     Position {
         seqno,
-        snapshot: Snapshot { start: seqno, end: seqno },
+        snapshot: Snapshot::at(seqno),
         failover_log: FailoverLog::new(vec![branch]).ok().filter(|_| seqno != Seqno::ZERO),
         epoch,
         ..Position::EARLIEST

@@ -59,11 +59,7 @@ impl<'a> Explanation<'a> {
                 if start == snapshot.start {
                     write!(f, "; the client's start seqno {start} lies within it")
                 } else {
-                    write!(
-                        f,
-                        "; the client's snapshot [{}, {}] lies within it",
-                        snapshot.start, snapshot.end
-                    )
+                    write!(f, "; the client's snapshot {snapshot} lies within it")
                 }
             }
         }
@@ -106,9 +102,8 @@ impl<'a> Explanation<'a> {
                 self.shared(upper, f)?;
                 write!(
                     f,
-                    "; the client stands at seqno {start} inside snapshot [{}, {}], which ends \
-                     beyond it, so it must go back to where that snapshot starts, seqno {seqno}",
-                    snapshot.start, snapshot.end
+                    "; the client stands at seqno {start} inside snapshot {snapshot}, which ends \
+                     beyond it, so it must go back to where that snapshot starts, seqno {seqno}"
                 )
             }
         }

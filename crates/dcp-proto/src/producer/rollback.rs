@@ -97,7 +97,7 @@ pub enum OutOfRange {
         end: Seqno,
     },
     /// The start is outside its snapshot.
-    #[error("start seqno {start} is not within snapshot [{}, {}]", .snapshot.start, .snapshot.end)]
+    #[error("start seqno {start} is not within snapshot {snapshot}")]
     StartOutsideSnapshot {
         /// Start seqno.
         start: Seqno,
@@ -122,7 +122,7 @@ pub fn check_range(start: Seqno, end: Seqno, snapshot: Snapshot) -> Result<(), O
     if start > end {
         return Err(OutOfRange::StartAfterEnd { start, end });
     }
-    if start < snapshot.start || start > snapshot.end {
+    if !snapshot.contains(start) {
         return Err(OutOfRange::StartOutsideSnapshot { start, snapshot });
     }
     Ok(())

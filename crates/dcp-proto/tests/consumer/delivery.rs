@@ -394,8 +394,8 @@ fn rule_10_an_item_past_a_clamped_end_must_lie_in_a_snapshot() {
     let mut server = bounded(clamped(), 5);
     assert_eq!(server.mutation(7).misbehaves(), Misbehaviour::NoSnapshot);
     let mut server = bounded(clamped(), 5);
-    let outside =
-        Misbehaviour::OutsideSnapshot { seqno: Seqno(10), start: Seqno(0), end: Seqno(9) };
+    let snapshot = Snapshot { start: Seqno(0), end: Seqno(9) };
+    let outside = Misbehaviour::OutsideSnapshot { seqno: Seqno(10), snapshot };
     assert_eq!(server.marker(0, 9).mutation(10).misbehaves(), outside);
 }
 

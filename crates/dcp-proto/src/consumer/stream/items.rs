@@ -101,7 +101,7 @@ fn decode<'a>(frame: &Frame<'a>, collections: bool) -> Result<Change<'a>, Decode
             seqno,
             vbuuid: Vbuuid(0),
             epoch: 0,
-            snapshot: Snapshot { start: seqno, end: seqno },
+            snapshot: Snapshot::at(seqno),
             history: false,
             collection_id,
             key,

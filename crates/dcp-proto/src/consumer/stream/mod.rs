@@ -409,7 +409,8 @@ impl Stream {
             return Err(Misbehaviour::MisplacedOso.into());
         }
         let last = self.position.seqno;
-        let (start, end) = (marker.start_seqno, marker.end_seqno);
+        let snapshot = Snapshot { start: marker.start_seqno, end: marker.end_seqno };
+        let Snapshot { start, end } = snapshot;
         let exceeds_end = |seqno: Option<Seqno>| seqno.is_some_and(|seqno| seqno > end);
         if start > end
             || (start < last && end <= last)
@@ -417,10 +418,10 @@ impl Stream {
             || exceeds_end(marker.purge_seqno)
             || exceeds_end(marker.high_prepared_seqno)
         {
-            return Err(Misbehaviour::InvalidMarker { start, end, last }.into());
+            return Err(Misbehaviour::InvalidMarker { snapshot, last }.into());
         }
         self.marker = Some(Marker {
-            snapshot: Snapshot { start, end },
+            snapshot,
             purge_seqno: marker.purge_seqno,
             history: marker.flags.contains(SnapshotFlags::HISTORY),
             pending: true,
@@ -475,9 +476,8 @@ impl Stream {
         let Some(marker) = &self.marker else {
             return Err(Misbehaviour::NoSnapshot);
         };
-        let Snapshot { start, end } = marker.snapshot;
-        if seqno < start || seqno > end {
-            return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
+        if !marker.snapshot.contains(seqno) {
+            return Err(Misbehaviour::OutsideSnapshot { seqno, snapshot: marker.snapshot });
         }
         if marker.pending {
             self.promote();
@@ -572,9 +572,8 @@ impl Stream {
         let Some(Marker { snapshot, pending, .. }) = self.marker else {
             return Err(Misbehaviour::NoSnapshot);
         };
-        let Snapshot { start, end } = snapshot;
-        if seqno < start || seqno > end {
-            return Err(Misbehaviour::OutsideSnapshot { seqno, start, end });
+        if !snapshot.contains(seqno) {
+            return Err(Misbehaviour::OutsideSnapshot { seqno, snapshot });
         }
         if !pending {
             // Everything in the snapshot up to the end has arrived.

@@ -10,6 +10,7 @@ use dcp_wire::{DecodeError, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use super::item::{decode, doc_key};
 use super::store::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
+use crate::Snapshot;
 use crate::producer::{ItemKind, VBucketState};
 
 /// The highest possible seqno: servers use signed numbers.
@@ -29,8 +30,7 @@ pub(super) enum Phase {
 /// The current snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Receiving {
-    start: Seqno,
-    end: Seqno,
+    snapshot: Snapshot,
     wants_ack: bool,
 }
 
@@ -116,11 +116,10 @@ impl Stream {
         let ReplicaPosition { high_seqno, snapshot, .. } = store.position(self.vbid)?;
         let newest = store.failover_table(self.vbid)?.newest().vbuuid;
         let vbuuid = if high_seqno == Seqno::ZERO { Vbuuid(0) } else { newest };
-        let is_whole = snapshot.end <= high_seqno;
-        let (start, end) = if is_whole {
-            (high_seqno, high_seqno)
+        let Snapshot { start, end } = if snapshot.end <= high_seqno {
+            Snapshot::at(high_seqno)
         } else {
-            (snapshot.start.min(high_seqno), snapshot.end)
+            Snapshot { start: snapshot.start.min(high_seqno), ..snapshot }
         };
         self.requested = (high_seqno, vbuuid);
         self.last = high_seqno;
@@ -198,8 +197,7 @@ impl Stream {
         self.check_state(store)?;
         store.begin_snapshot(self.vbid, &marker);
         self.receiving = Some(Receiving {
-            start: start_seqno,
-            end: end_seqno,
+            snapshot: Snapshot { start: start_seqno, end: end_seqno },
             wants_ack: flags.contains(SnapshotFlags::ACK),
         });
         Ok(Taken::Silently)
@@ -307,7 +305,7 @@ impl Stream {
 
     /// Checks that a seqno is above the last one and within the snapshot.
     fn follow(&self, seqno: Seqno, store: &dyn ReplicaStore) -> Result<(), Rejected> {
-        let fits = |snapshot: Receiving| (snapshot.start..=snapshot.end).contains(&seqno);
+        let fits = |receiving: Receiving| receiving.snapshot.contains(seqno);
         if seqno <= self.last || seqno > MAX_SEQNO || !self.receiving.is_some_and(fits) {
             return Err(Rejected::OutOfRange(seqno));
         }
@@ -324,10 +322,11 @@ impl Stream {
 
     fn received(&mut self, seqno: Seqno) -> Taken {
         self.last = seqno;
-        let Some(snapshot) = self.receiving.filter(|snapshot| snapshot.end == seqno) else {
+        let Some(received) = self.receiving.filter(|receiving| receiving.snapshot.end == seqno)
+        else {
             return Taken::Silently;
         };
         self.complete = seqno;
-        if snapshot.wants_ack { Taken::SnapshotReceived } else { Taken::Silently }
+        if received.wants_ack { Taken::SnapshotReceived } else { Taken::Silently }
     }
 }
