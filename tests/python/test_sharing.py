@@ -101,6 +101,15 @@ def test_a_share_of_a_member_there_is_not_is_refused(member, of, message):
         dcp_rs.Share(member, of)
 
 
+def test_a_share_of_a_checkpoint_has_only_its_vbuckets(client, fill):
+    fill(60)
+    whole = latest_of(client)
+    assert len(whole) == 16
+    with client.stream(start=whole, vbuckets=dcp_rs.Share(1, of=4)) as stream:
+        # Otherwise, a save would take other members' vBuckets back.
+        assert sorted(stream.checkpoint().seqnos) == [4, 5, 6, 7]
+
+
 def test_members_need_a_store_that_can_be_shared(client):
     class Own:
         def load(self):
