@@ -215,7 +215,7 @@ proptest! {
     ) {
         let bucket = three_copies();
         (0..first).for_each(|n| apply(&bucket, Step::Set(n as u8)));
-        bucket.rearrange(VB, |copies| copies.get_mut(1).unwrap().lag = lag);
+        bucket.rearrange(VB, |copies| (1..NODES).for_each(|n| copies.get_mut(n).unwrap().lag = lag));
         (0..lost).for_each(|n| apply(&bucket, Step::Set((first + n) as u8)));
         let before = bucket.lock(VB).unwrap().vbuuid();
         bucket.rearrange(VB, |copies| copies.leave(0, false, Chance::default().vbuuid()));
@@ -232,7 +232,12 @@ proptest! {
 fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of_it() {
     use Step::{CrashReplica, Failover, Lag, Set};
     let bucket = three_copies();
-    for step in [Set(0), Lag(2, 1), Failover(false), Set(5), Set(0), Set(5), CrashReplica(1)] {
+    apply(&bucket, Set(0));
+    apply(&bucket, Lag(2, 1));
+    apply(&bucket, Failover(false));
+    // The other replica has less, so it is not promoted.
+    apply(&bucket, Lag(2, 3));
+    for step in [Set(5), Set(0), Set(5), CrashReplica(1)] {
         apply(&bucket, step);
     }
     let before = bucket.lock(VB).unwrap().vbuuid();
@@ -242,6 +247,7 @@ fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of
     assert_eq!((active.high_seqno, documents(&active)), (Seqno(3), expected.clone()));
     assert_eq!(active.failover.upper_bound(before, active.high_seqno), Some(Seqno(1)));
     drop(active);
+    apply(&bucket, Lag(1, 0));
     for node in 0..NODES {
         assert_eq!(documents(&bucket.lock_on(node, VB).unwrap()), expected, "node {node}");
     }
