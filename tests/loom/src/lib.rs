@@ -2,6 +2,8 @@
 //! of the standard library and tokio, so that a model can try every interleaving of their threads
 //! and every value that a relaxed load may return.
 
+// The unit tests of these files belong to dcp-consumer.
+#![cfg(not(test))]
 #![allow(dead_code, unreachable_pub, reason = "the models use a part of each file")]
 
 #[path = "../../../crates/dcp-consumer/src/error.rs"]
