@@ -35,6 +35,7 @@ from couchbase.exceptions import (
 )
 from couchbase.options import ClusterOptions, GetOptions, RemoveOptions, UpsertOptions
 
+from dcp_rs import BatchPolicy
 from dcp_rs.testing import EmbeddedCluster
 
 _NODES, _VBUCKETS, _WRITERS, _KEYS = 3, 8, 3, 3
@@ -162,7 +163,7 @@ class Reader(threading.Thread):
                 self.error = error
 
     def follow(self):
-        self.stream = self.client.stream(columns="full", linger=0.02)
+        self.stream = self.client.stream(columns="full", batch=BatchPolicy(linger=0.02))
         for batch in self.stream:
             for row in batch.rows():
                 versions = self.versions.setdefault(row["vbucket"], [])
