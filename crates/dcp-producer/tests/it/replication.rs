@@ -83,8 +83,10 @@ async fn until_equal(one: &Producer, other: &Producer) {
     tokio::time::timeout(PATIENCE, wait).await.expect("the copies become equal");
 }
 
-/// Every message of the vBucket's history but for its snapshots, without their opaques.
+/// Every message of the vBucket's history but for its snapshots, without their opaques. It is read
+/// from disk: how many older versions memory adds depends on when the flusher ran.
 async fn everything(producer: &Producer) -> Vec<Vec<u8>> {
+    producer.persist();
     let mut client = RawClient::ready(producer, 0, FEATURES).await;
     client.open_dcp(b"reader", WHOLE).await;
     client.control(b"enable_noop", b"true").await;
