@@ -166,6 +166,22 @@ impl Copies {
         }
     }
 
+    /// Closes every link: their other end, the active copy, is another one now or went back. What
+    /// replicas acknowledged to the former one says nothing about the present one.
+    pub(super) fn disconnect(&mut self) {
+        for copy in &mut self.all {
+            copy.link = None;
+        }
+    }
+
+    /// Closes the links of a node: all if it has the active copy.
+    fn disconnect_node(&mut self, node: usize) {
+        let is_active = self.all.first().is_some_and(|active| active.node == node);
+        for copy in self.all.iter_mut().filter(|copy| is_active || copy.node == node) {
+            copy.link = None;
+        }
+    }
+
     /// Changes the faults of the connections between nodes.
     pub(super) fn set_link_faults(&mut self, faults: &Arc<LinkFaults>) {
         self.link_faults = Arc::clone(faults);
@@ -250,10 +266,10 @@ impl Copies {
         let running = self.all.iter().enumerate().filter(|(_, copy)| copy.is_up);
         let best = running.max_by_key(has).map(|(index, _)| index);
         let mut copy = self.all.remove(best.unwrap_or_default());
-        copy.link = None;
         copy.vbucket.charge(true);
         copy.vbucket.promote(Some(vbuuid));
         self.all.insert(0, copy);
+        self.disconnect();
     }
 
     /// What is missing from the data folder for each copy, by node.
@@ -326,7 +342,7 @@ impl Copies {
             active.make_replica();
             self.all.swap(0, index);
             // The others are fed by the new active copy from now on.
-            self.all.iter_mut().for_each(|copy| copy.link = None);
+            self.disconnect();
         }
         true
     }
@@ -342,7 +358,7 @@ impl Copies {
             active.vbucket.charge(false);
             *active = copy;
         }
-        self.all.iter_mut().for_each(|copy| copy.link = None);
+        self.disconnect();
     }
 
     /// Adds a new replica after the others.
@@ -374,8 +390,8 @@ impl Copies {
     pub(crate) fn stop(&mut self, node: usize) {
         for copy in self.all.iter_mut().filter(|copy| copy.node == node) {
             copy.is_up = false;
-            copy.link = None;
         }
+        self.disconnect_node(node);
     }
 
     /// The node restarts, with everything if it was stopped cleanly, otherwise with what is on its
@@ -388,8 +404,8 @@ impl Copies {
             } else {
                 copy.vbucket.recover(vbuuid);
             }
-            copy.link = None;
         }
+        self.disconnect_node(node);
         self.replicate();
     }
 }

@@ -333,6 +333,7 @@ impl Bucket {
         let mut copies = self.copies(vbid)?;
         let active = copies.active()?;
         let result = copies.get_mut(active)?.vbucket.roll_back(to, self.chance.vbuuid());
+        copies.disconnect();
         copies.replicate();
         drop(copies);
         if result.is_ok() {

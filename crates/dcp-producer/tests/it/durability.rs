@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use dcp_producer::{Producer, WriteOptions};
 use dcp_test::packet::encoded;
 use dcp_wire::message::MutationToken;
-use dcp_wire::{Cas, Feature, Frame, Opaque, Opcode, Status, Vbid};
+use dcp_wire::{Cas, Feature, Frame, Opaque, Opcode, Seqno, Status, Vbid};
 use tokio::time::timeout;
 
 use super::raw_client::{Packet, RawClient};
@@ -322,4 +322,40 @@ async fn a_connection_has_32_requests_underway() {
     producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
     let answers: [u32; 33] = answered(&mut client).await;
     assert!(answers.into_iter().eq(1..=33));
+}
+
+/// Node 0 crashes and comes back without its changes, and its replica hears nothing of it: what it
+/// acknowledged before says nothing about the writes that follow.
+#[tokio::test]
+async fn a_replica_acknowledges_anew_what_follows_a_crash() {
+    let producer = two_nodes().await;
+    let [first, second, third] = keys(&producer);
+    producer.hold_persistence(Vbid(0), 0, true).unwrap();
+    let mut client = RawClient::ready(&producer, 0, FEATURES).await;
+    client.succeed(set(&first, &MAJORITY)).await;
+    client.succeed(set(&second, &MAJORITY)).await;
+    drop(client);
+    producer.set_replica_lag(Vbid(0), 1, None).unwrap();
+    producer.kill(0).unwrap();
+    producer.restart(0, false).await.unwrap();
+    assert_eq!(producer.high_seqnos()[&Vbid(0)].0, 0);
+    let mut client = RawClient::ready(&producer, 0, FEATURES).await;
+    client.fail(set(&third, &MAJORITY), Status::SYNC_WRITE_AMBIGUOUS).await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    client.succeed(set(&third, &MAJORITY)).await;
+}
+
+/// The same when the active copy is rolled back.
+#[tokio::test]
+async fn a_replica_acknowledges_anew_what_follows_a_rollback() {
+    let producer = two_nodes().await;
+    let [first, second, third] = keys(&producer);
+    let mut client = RawClient::ready(&producer, 0, FEATURES).await;
+    client.succeed(set(&first, &MAJORITY)).await;
+    client.succeed(set(&second, &MAJORITY)).await;
+    producer.set_replica_lag(Vbid(0), 1, None).unwrap();
+    producer.roll_back(Vbid(0), Seqno(2)).unwrap();
+    client.fail(set(&third, &MAJORITY), Status::SYNC_WRITE_AMBIGUOUS).await;
+    producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
+    client.succeed(set(&third, &MAJORITY)).await;
 }
