@@ -281,11 +281,12 @@ class Run:
 
     def die(self, node):
         """A node crashes, and others take over."""
-        self.losses += 1
         if self.chance.random() < 0.5:
             self.cluster.kill(node)
             self.wait()
         self.cluster.failover(node)
+        # Not before: what is acknowledged until then may be lost.
+        self.losses += 1
         self.wait()
         self.cluster.set_faults([])
         self.cluster.restart(node, clean=False)
@@ -295,9 +296,9 @@ class Run:
         """A node crashes, and goes on with what is on its disk."""
         is_clean = self.chance.random() < 0.3
         if not is_clean:
+            self.cluster.kill(node)
             self.losses += 1
             self.crashes += 1
-            self.cluster.kill(node)
             self.wait()
         self.cluster.restart(node, clean=is_clean)
 
