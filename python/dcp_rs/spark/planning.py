@@ -26,9 +26,9 @@ def partitions(
     A job that runs repeatedly passes `since`: `"earliest"` the first time, then the `end` that it
     stored with the results of the previous run.
 
-        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest") task =
-        dcp_rs.spark.map_in_arrow(options, partitions) ...  # write the rows, then store
-        partitions.end
+        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest")
+        task = dcp_rs.spark.map_in_arrow(options, partitions)
+        ...  # write the rows, then store partitions.end
 
     It connects, fetches the high seqnos from every node once, and divides the vBuckets by node, so
     that a task needs one connection, and then by size. All partitions share these bounds, however
