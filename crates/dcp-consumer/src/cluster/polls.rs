@@ -107,7 +107,7 @@ impl<S: BatchSink> Cluster<S> {
                 self.reconciler.check_end(progress)?;
             }
             let Progress { vbid, high_seqno, .. } = progress;
-            if self.reconciler.has_lost_end(progress)
+            if progress.has_lost_end
                 && let Some(on) = self.reconciler.connection_of(vbid)
             {
                 tracing::warn!(%vbid, %high_seqno, "the end of the read was lost in a failover");

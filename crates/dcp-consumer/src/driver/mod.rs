@@ -92,6 +92,8 @@ pub(crate) struct Progress {
     pub(crate) high_seqno: Seqno,
     /// Whether the vBucket waits for the application.
     pub(crate) is_held_up: bool,
+    /// Whether it waits for an end that the server no longer has.
+    pub(crate) has_lost_end: bool,
 }
 
 /// The parts of a connection's task.
@@ -458,7 +460,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
         let is_held_up = is_full || link.has_queued();
         let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
-            Some(Progress { vbid, seqno: machine.seqno(vbid)?, high_seqno, is_held_up })
+            let has_lost_end = machine.has_lost_end(vbid, high_seqno);
+            let seqno = machine.seqno(vbid)?;
+            Some(Progress { vbid, seqno, high_seqno, is_held_up, has_lost_end })
         };
         high_seqnos.into_iter().filter_map(progress).collect()
     }

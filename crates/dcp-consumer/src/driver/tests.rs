@@ -290,7 +290,7 @@ async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
     server.rows(1..=3).await;
     server.settle().await;
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(3), Seqno(9));
-    let progress = Progress { vbid, seqno, high_seqno, is_held_up: false };
+    let progress = Progress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
     assert_eq!(server.progress(9).await, [progress]);
 }
 
@@ -319,7 +319,7 @@ async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
     server.settle().await;
     assert!(matches!(server.report().await, Report::Unpersisted(Vbid(0), Some(_))));
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(0), Seqno(1000));
-    let lags = Progress { vbid, seqno, high_seqno, is_held_up: false };
+    let lags = Progress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
     assert_eq!(server.progress(1000).await, [lags], "there is nothing the application could take");
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dcp_proto::consumer::{EndCause, EndKind, StreamPosition};
+use dcp_proto::consumer::{EndCause, StreamPosition};
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
@@ -44,8 +44,6 @@ enum State {
 struct Entry {
     state: State,
     end_seqno: Seqno,
-    /// What is known of its end.
-    end: EndKind,
     /// Failures in a row.
     attempts: u32,
     /// Whether it has ever streamed.
@@ -97,9 +95,8 @@ impl Reconciler {
         randomness: StdRng,
     ) -> Self {
         let entry = |(vbid, end_seqno, from): (Vbid, Seqno, StreamPosition)| {
-            let end = from.end;
             let state = State::BackingOff { until: now, from: Box::new(from) };
-            (vbid, Entry { idle_since: Some(now), end, ..Entry::new(state, end_seqno) })
+            (vbid, Entry { idle_since: Some(now), ..Entry::new(state, end_seqno) })
         };
         let vbuckets = vbuckets.into_iter().map(entry).collect();
         Self { vbuckets, patience, attempt, has_streamed: false, randomness }
@@ -387,17 +384,6 @@ impl Reconciler {
         }
     }
 
-    /// Whether a streaming vBucket waits for an end that has been lost: the server's high seqno is
-    /// lower. True once, since its stream is then reopened.
-    pub(crate) fn has_lost_end(&mut self, progress: Progress) -> bool {
-        let Some(entry) = self.vbuckets.get_mut(&progress.vbid) else { return false };
-        let is_lost = entry.end == EndKind::Seen && progress.high_seqno < entry.end_seqno;
-        if is_lost {
-            entry.end = entry.end.after_a_try();
-        }
-        is_lost
-    }
-
     /// Checks that a vBucket still has an end that existed.
     ///
     /// # Errors
@@ -434,7 +420,6 @@ impl Entry {
         Self {
             state,
             end_seqno,
-            end: EndKind::Awaited,
             attempts: 0,
             was_open: false,
             is_refused: false,
@@ -479,7 +464,6 @@ impl Entry {
         randomness: &mut StdRng,
     ) {
         from.end = from.end.after_a_try();
-        self.end = from.end;
         let until = now + backoff.wait(self.attempts, randomness);
         self.state = State::BackingOff { until, from };
         self.attempts = self.attempts.saturating_add(1);

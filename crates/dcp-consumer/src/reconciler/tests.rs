@@ -314,7 +314,13 @@ fn a_forgotten_vbucket_is_found() {
 }
 
 fn progress(seqno: u64, high_seqno: u64) -> Progress {
-    Progress { vbid: VB, seqno: Seqno(seqno), high_seqno: Seqno(high_seqno), is_held_up: false }
+    Progress {
+        vbid: VB,
+        seqno: Seqno(seqno),
+        high_seqno: Seqno(high_seqno),
+        is_held_up: false,
+        has_lost_end: false,
+    }
 }
 
 #[test]

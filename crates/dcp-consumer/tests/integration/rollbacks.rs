@@ -1,12 +1,14 @@
 //! Rollbacks by an embedded cluster that has lost its newest changes.
 
+use std::time::Duration;
+
 use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start};
 use dcp_producer::{Producer, parse_rules};
 use dcp_proto::Rollback;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_test::with;
 use dcp_wire::{Seqno, Vbid};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::embedded::{
     PATIENCE, assert_ascending, connect, keys, names, options, producer, read_all, row, take, write,
@@ -241,4 +243,24 @@ async fn a_clamped_read_that_resumes_inside_a_snapshot_takes_nothing_above_its_e
         let mut again = client.stream(clamped(start, end), Rows::default).await.unwrap();
         assert_eq!(read_all(&mut again).await.len(), rows, "until {end}");
     }
+}
+
+#[tokio::test]
+async fn an_end_that_is_lost_before_its_stream_is_accepted_is_not_waited_for() {
+    let producer = producer(1, 1).await;
+    write(&producer, 0..2);
+    let rules = r#"[{
+        "condition": {"opcode": "DCP_STREAM_REQ", "direction": "to_server", "nth": 1},
+        "reaction": {"delay": {"seconds": 0.5}}
+    }]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let client = connect(&producer).await;
+    let mut stream =
+        client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap();
+    while producer.fault_counts() != [1] {
+        sleep(Duration::from_millis(5)).await;
+    }
+    // The client knows of two changes, and has requested them.
+    producer.roll_back(Vbid(0), Seqno(1)).unwrap();
+    assert_eq!(read_all(&mut stream).await.len(), 1);
 }

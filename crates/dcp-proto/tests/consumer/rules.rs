@@ -391,6 +391,33 @@ fn rule_10_the_newest_change_is_asked_for_first() {
     }
 }
 
+/// Between the answer and the request the vBucket may be rolled back or flushed.
+#[test]
+fn rule_10_an_end_that_is_lost_once_it_was_asked_for_is_not_waited_for() {
+    let mut server = Harness::new(config());
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
+    server.machine.open_stream(VB, Seqno(3), begin).unwrap();
+    assert_eq!(server.requested_up_to(3).end, 3);
+    assert!(!server.machine.has_lost_end(VB, Seqno(1)), "the answer may be of another history");
+    server.accept(&[(2, 1), (1, 0)]);
+    server.marker(0, 1).mutation(1).play();
+    assert!(!server.machine.has_lost_end(VB, Seqno(3)));
+    assert!(server.machine.has_lost_end(VB, Seqno(1)));
+    server.machine.close_stream(VB);
+    assert!(!server.machine.has_lost_end(VB, Seqno(1)), "it is closed once");
+    server.reopen_until(config(), Seqno(3));
+    assert_eq!(server.requested_up_to(1).end, 1);
+}
+
+#[test]
+fn rule_10_a_stream_that_waits_for_what_will_be_written_has_lost_nothing() {
+    let mut server = Harness::new(config());
+    let awaited = StreamPosition::new(Position::EARLIEST);
+    server.open_until(awaited, Seqno(3));
+    server.accept(LOG);
+    assert!(!server.machine.has_lost_end(VB, Seqno(1)));
+}
+
 #[test]
 fn rule_10_only_an_answer_to_its_own_question_says_where_a_stream_ends() {
     let mut server = Harness::new(config());

@@ -355,6 +355,19 @@ impl Connection {
         (stream.state == State::Streaming).then_some(stream.position.seqno)
     }
 
+    /// Whether a stream waits for an end that the server no longer has, if `high` is its high seqno.
+    /// That takes a server that lost changes after it was asked for the end, and before it accepted
+    /// the stream. Reopened from [`Event::StreamEnded`], the stream ends with what there is.
+    #[must_use]
+    pub fn has_lost_end(&self, vbid: Vbid, high: Seqno) -> bool {
+        let stream = self.streams.get(vbid.index()).and_then(Option::as_deref);
+        stream.is_some_and(|stream| {
+            stream.state == State::Streaming
+                && stream.may_have_lost_end()
+                && stream.end_seqno > high
+        })
+    }
+
     /// vBuckets of the bucket.
     #[must_use]
     pub const fn num_vbuckets(&self) -> u16 {
