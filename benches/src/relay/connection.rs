@@ -1,5 +1,6 @@
 //! A client's connection: packets in two directions, and those sent from memory.
 
+use std::collections::BTreeSet;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,7 +8,7 @@ use std::thread;
 
 use dcp_proto::flow_control::counted_bytes;
 use dcp_wire::message::{BufferAck, Control};
-use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode};
+use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opcode, Vbid};
 
 use super::outbox::{Outbox, before_response, front};
 use super::ports::Ports;
@@ -16,6 +17,16 @@ use super::socket::Socket;
 use crate::Error;
 use crate::sender::WRITE_LEN;
 use crate::writes::Writes;
+
+/// What a client has negotiated and requested.
+#[derive(Debug, Default)]
+struct Client {
+    terms: Terms,
+    /// Whether STREAM_END follows the answer to a close.
+    ends_closed: bool,
+    /// vBuckets whose last stream comes from memory.
+    from_memory: BTreeSet<Vbid>,
+}
 
 /// State shared by the directions of a connection.
 #[derive(Debug)]
@@ -60,12 +71,12 @@ impl Connection {
         connection.spawn(move |connection| {
             read_packets(server, |packets| connection.take_of_server(packets))
         })?;
-        let mut terms = Terms::default();
+        let mut asks = Client::default();
         let result = read_packets(client, |packets| {
             let mut rest = &*packets;
             while let Some((frame, len)) = Frame::parse(rest, MAX_BODY_LEN)? {
                 let (packet, after) = rest.split_at(len);
-                connection.take_of_client(&frame, packet, &mut terms)?;
+                connection.take_of_client(&frame, packet, &mut asks)?;
                 rest = after;
             }
             Ok(())
@@ -91,13 +102,13 @@ impl Connection {
         self: &Arc<Self>,
         frame: &Frame<'_>,
         packet: &[u8],
-        terms: &mut Terms,
+        client: &mut Client,
     ) -> Result<(), Error> {
         let opaque = frame.header.opaque;
         if frame.header.magic.is_response() {
             return self.write_to_server(packet);
         }
-        terms.negotiate(frame);
+        client.terms.negotiate(frame);
         match frame.header.opcode {
             Opcode::DCP_OPEN => self.spawn(|connection| {
                 let writes = connection.writes;
@@ -110,6 +121,9 @@ impl Connection {
                 if control.key == Control::CONNECTION_BUFFER_SIZE.as_bytes() {
                     self.outbox.set_limit(std::str::from_utf8(control.value)?.parse()?);
                 }
+                if control.key == Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM.as_bytes() {
+                    client.ends_closed = control.value == b"true";
+                }
             }
             // The relay itself acknowledges to the producer what came from it (`take_of_server`).
             Opcode::DCP_BUFFER_ACK => {
@@ -117,17 +131,19 @@ impl Connection {
                 return Ok(());
             }
             Opcode::DCP_STREAM_REQ => {
-                let terms = terms.of_stream(frame);
+                let (vbid, terms) = (frame.header.vbid(), client.terms.of_stream(frame));
                 if let Some(recording) = self.store.find(&terms) {
-                    self.outbox.ask(recording, opaque);
+                    self.outbox.ask(vbid, recording, opaque);
+                    client.from_memory.insert(vbid);
                     return Ok(());
                 }
+                client.from_memory.remove(&vbid);
                 lock(&self.recorder).begin(opaque, terms);
             }
-            // The producer does not know this stream, and answering with an error would measure
-            // this client differently from the others.
-            Opcode::DCP_CLOSE_STREAM if self.outbox.is_playing() => {
-                return Err("a client closes a stream that is sent from memory".into());
+            // The producer does not know this stream.
+            Opcode::DCP_CLOSE_STREAM if client.from_memory.contains(&frame.header.vbid()) => {
+                self.outbox.ask_to_close(frame.header.vbid(), opaque, client.ends_closed);
+                return Ok(());
             }
             _ => {}
         }
@@ -301,5 +317,10 @@ mod tests {
         exchange(&client, &[], &of_node.concat());
         // So it is the turn of a stream from memory.
         exchange(&client, &stream(0, 4), &[opened(4), stream_end(0, 4)].concat());
+        // It has ended, which the relay knows and the node does not.
+        let mut ended = Vec::new();
+        let refusal = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::KEY_ENOENT);
+        refusal.with_opaque(Opaque(5)).encode(&mut ended).unwrap();
+        exchange(&client, &request(Opcode::DCP_CLOSE_STREAM, 0, 5), &ended);
     }
 }

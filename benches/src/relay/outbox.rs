@@ -6,7 +6,8 @@ use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use dcp_proto::flow_control::counted_bytes;
-use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opaque};
+use dcp_wire::message::{StreamAddress, StreamEnd, StreamEndReason};
+use dcp_wire::{Frame, Header, MAX_BODY_LEN, Opaque, Opcode, Status, Vbid};
 
 use super::recordings::{Recording, set_opaque};
 use crate::Error;
@@ -15,9 +16,28 @@ use crate::sender::WRITE_LEN;
 /// A recorded stream being replayed.
 #[derive(Debug)]
 struct Playback {
+    vbid: Vbid,
     recording: Arc<Recording>,
     opaque: Opaque,
     at: usize,
+}
+
+/// A client's request about a stream from memory.
+#[derive(Debug)]
+enum Request {
+    Open(Playback),
+    Close {
+        vbid: Vbid,
+        opaque: Opaque,
+        /// Whether the client wants STREAM_END too.
+        with_end: bool,
+    },
+}
+
+/// A request that is not answered yet.
+#[derive(Debug)]
+struct Asked {
+    request: Request,
     /// Number of forwarded requests to be answered before this one.
     after: u64,
 }
@@ -35,24 +55,22 @@ struct State {
     limit: u64,
     outstanding: u64,
     closed: bool,
-    /// Requested streams that have not begun.
-    asked: VecDeque<Playback>,
-    /// Number of requested streams that have not ended.
-    open: usize,
-    /// Numbers of requests for streams from memory and of their responses.
+    /// Requests about streams from memory, in their order.
+    asked: VecDeque<Asked>,
+    /// Numbers of requests about streams from memory and of their responses.
     asked_in_all: u64,
     answered: u64,
     /// Numbers of forwarded requests and of their responses.
     passed_on: u64,
     answers_passed_on: u64,
-    /// For each pending forwarded request, the number of streams requested before it.
+    /// For each pending forwarded request, the number of such requests before it.
     before: VecDeque<u64>,
 }
 
 /// What may be sent next.
 #[derive(Debug)]
 struct Turn {
-    asked: Vec<Playback>,
+    asked: Vec<Request>,
     /// Bytes that may be sent, already counted as outstanding.
     room: u64,
 }
@@ -83,9 +101,9 @@ impl State {
     }
 
     fn turn(&mut self, has_more: bool) -> Option<Turn> {
-        let in_turn = |asked: &Playback| asked.after <= self.answers_passed_on;
+        let in_turn = |asked: &Asked| asked.after <= self.answers_passed_on;
         let many = self.asked.iter().take_while(|&asked| in_turn(asked)).count();
-        let asked: Vec<_> = self.asked.drain(..many).collect();
+        let asked: Vec<_> = self.asked.drain(..many).map(|asked| asked.request).collect();
         let room = if has_more || !asked.is_empty() { self.reserve() } else { 0 };
         // Responses do not depend on flow control.
         (room > 0 || !asked.is_empty()).then_some(Turn { asked, room })
@@ -110,11 +128,19 @@ impl Outbox {
     }
 
     /// Queues a stream, with `opaque` for its packets.
-    pub(super) fn ask(&self, recording: Arc<Recording>, opaque: Opaque) {
+    pub(super) fn ask(&self, vbid: Vbid, recording: Arc<Recording>, opaque: Opaque) {
+        self.request(Request::Open(Playback { vbid, recording, opaque, at: 0 }));
+    }
+
+    /// Queues the end of a stream that was requested before; the answer has `opaque`.
+    pub(super) fn ask_to_close(&self, vbid: Vbid, opaque: Opaque, with_end: bool) {
+        self.request(Request::Close { vbid, opaque, with_end });
+    }
+
+    fn request(&self, request: Request) {
         self.change(|state| {
             let after = state.passed_on;
-            state.asked.push_back(Playback { recording, opaque, at: 0, after });
-            state.open += 1;
+            state.asked.push_back(Asked { request, after });
             state.asked_in_all += 1;
         });
     }
@@ -143,11 +169,6 @@ impl Outbox {
         });
     }
 
-    /// Whether any stream is being sent from memory.
-    pub(super) fn is_playing(&self) -> bool {
-        self.state().open > 0
-    }
-
     /// Waits until something may be sent; returns how much, already counted as outstanding.
     ///
     /// # Errors
@@ -170,18 +191,11 @@ impl Outbox {
             let turn = self.wait(|state| state.turn(!playing.is_empty()))?;
             chunk.clear();
             let answers = turn.asked.len() as u64;
-            for playback in turn.asked {
-                let start = chunk.len();
-                chunk.extend_from_slice(&playback.recording.response);
-                set_opaque(&mut chunk[start..], playback.opaque);
-                playing.push_back(playback);
+            for request in turn.asked {
+                answer(request, &mut playing, &mut chunk)?;
             }
-            let before = playing.len();
             let sent = fill(&mut playing, turn.room, &mut chunk)?;
-            self.change(|state| {
-                state.settle(turn.room, sent);
-                state.open = state.open.saturating_sub(before - playing.len());
-            });
+            self.change(|state| state.settle(turn.room, sent));
             write(&chunk)?;
             if answers > 0 {
                 self.change(|state| state.answered += answers);
@@ -212,6 +226,35 @@ impl Outbox {
     }
 }
 
+/// Appends the response to a request, and begins or ends its stream.
+fn answer(
+    request: Request,
+    playing: &mut VecDeque<Playback>,
+    chunk: &mut Vec<u8>,
+) -> Result<(), Error> {
+    match request {
+        Request::Open(playback) => {
+            let start = chunk.len();
+            chunk.extend_from_slice(&playback.recording.response);
+            set_opaque(&mut chunk[start..], playback.opaque);
+            playing.push_back(playback);
+        }
+        Request::Close { vbid, opaque, with_end } => {
+            let at = playing.iter().position(|playback| playback.vbid == vbid);
+            if let Some(at) = at
+                && let Some(closed) = playing.remove(at)
+                && with_end
+            {
+                playing.push_front(closed.end()?);
+            }
+            let status = if at.is_some() { Status::SUCCESS } else { Status::KEY_ENOENT };
+            let response = Frame::response(Opcode::DCP_CLOSE_STREAM, status);
+            response.with_opaque(opaque).encode(chunk)?;
+        }
+    }
+    Ok(())
+}
+
 /// Appends the next packets of the streams, one stream after the other, as `room` allows; a packet
 /// larger than the whole buffer goes by itself. Returns the counted size.
 fn fill(playing: &mut VecDeque<Playback>, room: u64, chunk: &mut Vec<u8>) -> Result<u64, Error> {
@@ -232,6 +275,15 @@ fn fill(playing: &mut VecDeque<Playback>, room: u64, chunk: &mut Vec<u8>) -> Res
 }
 
 impl Playback {
+    /// What remains of a stream that is closed.
+    fn end(self) -> Result<Self, Error> {
+        let to = StreamAddress { vbid: self.vbid, opaque: self.opaque, stream_id: None };
+        let mut stream = Vec::new();
+        StreamEnd { reason: StreamEndReason::CLOSED }.encode(to, &mut stream)?;
+        let recording = Arc::new(Recording { response: Vec::new(), stream });
+        Ok(Self { recording, at: 0, ..self })
+    }
+
     /// Appends packets of at most `room` counted bytes; returns the counted size.
     fn copy(&mut self, room: u64, chunk: &mut Vec<u8>) -> Result<u64, Error> {
         let rest = &self.recording.stream[self.at..];
@@ -298,8 +350,6 @@ pub(super) fn before_response(bytes: &[u8]) -> Result<usize, Error> {
 
 #[cfg(test)]
 mod tests {
-    use dcp_wire::{Opcode, Vbid};
-
     use super::*;
     use crate::frames::{Frames, Shape};
 
@@ -326,7 +376,8 @@ mod tests {
     }
 
     fn playback(recording: &Arc<Recording>, opaque: u32) -> Playback {
-        Playback { recording: Arc::clone(recording), opaque: Opaque(opaque), at: 0, after: 0 }
+        let recording = Arc::clone(recording);
+        Playback { vbid: Vbid(0), recording, opaque: Opaque(opaque), at: 0 }
     }
 
     /// The stream with another opaque in every packet, made by the encoder's own means.
@@ -366,10 +417,14 @@ mod tests {
         let limit = (lens[0] + lens[1] + 10) as u64;
         let outbox = Outbox::default();
         outbox.set_limit(limit);
-        outbox.ask(recording, Opaque(1));
+        outbox.ask(Vbid(0), recording, Opaque(1));
         let turn = outbox.state().turn(false).unwrap();
         assert_eq!((turn.asked.len(), turn.room), (1, limit));
-        let (mut playing, mut chunk) = (VecDeque::from(turn.asked), Vec::new());
+        let (mut playing, mut chunk) = (VecDeque::new(), Vec::new());
+        for request in turn.asked {
+            answer(request, &mut playing, &mut chunk).unwrap();
+        }
+        chunk.clear();
         let sent = fill(&mut playing, turn.room, &mut chunk).unwrap();
         assert_eq!(sent, limit - 10);
         assert_eq!(outbox.state().turn(true).map(|turn| turn.room), None, "reserved already");
@@ -393,12 +448,39 @@ mod tests {
         let outbox = Outbox::default();
         outbox.set_limit(100);
         assert_eq!(outbox.reserve().unwrap(), 100);
-        outbox.ask(recording, Opaque(1));
+        outbox.ask(Vbid(0), recording, Opaque(1));
         let turn = outbox.state().turn(true).unwrap();
         assert_eq!((turn.asked.len(), turn.room), (1, 0));
-        assert!(outbox.is_playing());
         outbox.close();
         assert!(outbox.reserve().is_err());
+    }
+
+    #[test]
+    fn a_stream_that_is_closed_sends_no_more_changes() {
+        let (recording, lens) = recording(64);
+        let close = |with_end| Request::Close { vbid: Vbid(0), opaque: Opaque(8), with_end };
+        for with_end in [true, false] {
+            let mut playing = VecDeque::from([playback(&recording, 7)]);
+            let mut chunk = Vec::new();
+            fill(&mut playing, lens[0] as u64, &mut chunk).unwrap();
+            chunk.clear();
+            answer(close(with_end), &mut playing, &mut chunk).unwrap();
+            let sent = fill(&mut playing, 1 << 20, &mut chunk).unwrap();
+            let (mut expected, mut end) = (Vec::new(), Vec::new());
+            let response = Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS);
+            response.with_opaque(Opaque(8)).encode(&mut expected).unwrap();
+            if with_end {
+                let to = StreamAddress { vbid: Vbid(0), opaque: Opaque(7), stream_id: None };
+                StreamEnd { reason: StreamEndReason::CLOSED }.encode(to, &mut end).unwrap();
+            }
+            assert_eq!((sent, chunk), (end.len() as u64, [expected, end].concat()));
+            assert!(playing.is_empty());
+            // There is none any more.
+            let mut refusal = Vec::new();
+            answer(close(with_end), &mut playing, &mut refusal).unwrap();
+            let (frame, _) = Frame::parse(&refusal, MAX_BODY_LEN).unwrap().unwrap();
+            assert_eq!(frame.header.status(), Status::KEY_ENOENT);
+        }
     }
 
     #[test]
@@ -406,9 +488,9 @@ mod tests {
         let (recording, _) = recording(64);
         let outbox = Outbox::default();
         let begun = |has_more| outbox.state().turn(has_more).map_or(0, |turn| turn.asked.len());
-        outbox.ask(Arc::clone(&recording), Opaque(1));
+        outbox.ask(Vbid(0), Arc::clone(&recording), Opaque(1));
         outbox.pass_on();
-        outbox.ask(recording, Opaque(2));
+        outbox.ask(Vbid(1), recording, Opaque(2));
         assert!(!outbox.state().is_turn_of_answer(), "the stream was asked for before");
         assert_eq!(begun(false), 1);
         assert!(!outbox.state().is_turn_of_answer(), "it is not answered yet");
