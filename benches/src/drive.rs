@@ -135,6 +135,7 @@ fn connection(shape: Shape, delivery: Delivery) -> Connection {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: false,
+        stream_end_on_close: true,
         ignore_purged_tombstones: false,
         on_rollback: OnRollback::Emit,
         delivery,

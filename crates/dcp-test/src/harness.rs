@@ -169,6 +169,7 @@ pub fn config() -> ConnectionConfig {
         noop_interval: Some(Duration::from_secs(20)),
         filter: StreamFilter::All,
         purge_seqno: true,
+        stream_end_on_close: true,
         ignore_purged_tombstones: false,
         on_rollback: OnRollback::Emit,
         delivery: Delivery::default(),

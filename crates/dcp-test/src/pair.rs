@@ -36,6 +36,7 @@ impl Pair {
         bucket.vbuckets = BTreeMap::from([(VB.0, vbucket)]);
         let (window, noops, collections) =
             (config.window, config.noop_interval, config.collections);
+        let ends_closed = config.stream_end_on_close;
         let mut pair = Self {
             reader: Harness::new(config),
             node: producer::Connection::new(producer::ConnectionConfig::default()),
@@ -49,7 +50,9 @@ impl Pair {
         let window = (window > 0).then(|| ("connection_buffer_size", window.to_string()));
         let noops = noops.map(|every| ("set_noop_interval", every.as_secs().to_string()));
         let enabled = noops.is_some().then(|| ("enable_noop", "true".to_owned()));
-        for (key, value) in [window, enabled, noops].into_iter().flatten() {
+        let ends = ends_closed
+            .then(|| (Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM, "true".to_owned()));
+        for (key, value) in [window, enabled, noops, ends].into_iter().flatten() {
             let control = Control { key: key.as_bytes(), value: value.as_bytes() };
             control.encode(Opaque(2), &mut packet).unwrap();
         }

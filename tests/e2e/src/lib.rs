@@ -6,4 +6,4 @@ mod history;
 mod reading;
 
 pub use history::{History, Ledger};
-pub use reading::{Reader, Row, options};
+pub use reading::{Reader, Row, connect_options, options};

@@ -87,6 +87,14 @@ pub fn options(start: Start, end: End) -> StreamOptions {
     options
 }
 
+/// How a reader connects.
+#[must_use]
+pub fn connect_options(producer: &Producer) -> ConnectOptions {
+    ConnectOptions::new(producer.connection_string())
+        .with_bucket(producer.bucket_name())
+        .with_credentials(Credentials::new(READER.0, READER.1))
+}
+
 /// One stream of changes into record batches.
 #[derive(Debug)]
 pub struct Reader {
@@ -112,10 +120,14 @@ impl Reader {
     /// # Errors
     /// Whatever the client says.
     pub async fn try_open(producer: &Producer, options: StreamOptions) -> Result<Self, Error> {
-        let connect = ConnectOptions::new(producer.connection_string())
-            .with_bucket(producer.bucket_name())
-            .with_credentials(Credentials::new(READER.0, READER.1));
-        let client = Client::connect(connect).await?;
+        Self::on(Client::connect(connect_options(producer)).await?, options).await
+    }
+
+    /// Opens a stream of this client.
+    ///
+    /// # Errors
+    /// Whatever the client says.
+    pub async fn on(client: Client, options: StreamOptions) -> Result<Self, Error> {
         let schema = TableSchema::new(&TableOptions::default()).expect("the basic columns");
         let sink = move || {
             ArrowSink::new(schema.clone(), CollectionNames::default(), BatchLimits::default())

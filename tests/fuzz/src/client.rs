@@ -214,6 +214,7 @@ impl Play {
             noop_interval: Some(Duration::from_secs(20)),
             filter: StreamFilter::All,
             purge_seqno: how & 8 == 0,
+            stream_end_on_close: true,
             ignore_purged_tombstones: false,
             on_rollback: if how & 16 == 0 { OnRollback::Emit } else { OnRollback::Resync },
             delivery: Delivery {

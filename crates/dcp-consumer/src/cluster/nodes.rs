@@ -182,6 +182,8 @@ impl<S: BatchSink> Cluster<S> {
                 noop_interval: Some(opening.noop_interval()),
                 filter: self.config.filter.clone(),
                 purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
+                stream_end_on_close: outcome
+                    .has_control(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM),
                 ignore_purged_tombstones: self.config.ignore_purged_tombstones,
                 on_rollback: self.config.on_rollback,
                 delivery: self.config.delivery.clone(),

@@ -1,5 +1,6 @@
 //! A consumer's machine: rows of the conformance tables as data, and scripts of whole connections.
 
+mod closing;
 mod delivery;
 mod flow;
 mod hostile;

@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use dcp_consumer::{End, Start, StreamOptions};
-use dcp_e2e::{History, Reader, options};
+use dcp_consumer::{Client, End, Start, StreamOptions};
+use dcp_e2e::{History, Reader, connect_options, options};
+use dcp_producer::parse_rules;
+use dcp_wire::{Seqno, Vbid};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn data_far_larger_than_the_window_arrives_whole() {
@@ -109,4 +111,46 @@ async fn a_lone_change_arrives_at_once_without_lingering() {
         assert_eq!((rows[0].vbid, rows[0].seqno), (vbid, seqno));
         assert!(began.elapsed() < Duration::from_secs(1), "after {:?}", began.elapsed());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn reading_a_large_snapshot_in_parts_sends_each_part_about_once() {
+    const DOCUMENTS: u64 = 10_000;
+    const PART: u64 = 250;
+    const PARTS: u64 = 8;
+    const LEN: usize = 1000;
+    let mut history = History::start(1, 1).await;
+    history.load("doc", DOCUMENTS as usize, LEN);
+    history.producer.persist();
+    // Without a delay, the rules only count what they match.
+    let rule = |opcode, direction| {
+        format!(
+            r#"{{"condition": {{"opcode": "{opcode}", "direction": "{direction}"}},
+                "reaction": {{"delay": {{"seconds": 0}}}}}}"#
+        )
+    };
+    let rules = [rule("DCP_MUTATION", "to_client"), rule("DCP_OPEN", "to_server")].join(",");
+    history.producer.set_faults(parse_rules(&format!("[{rules}]")).unwrap()).unwrap();
+    let keep = Duration::from_secs(60);
+    let connect = connect_options(&history.producer).with_keep_connections(keep);
+    let mut client = Client::connect(connect).await.unwrap();
+    let (mut start, mut seqnos) = (Start::Earliest, Vec::new());
+    for part in 1..=PARTS {
+        let end = End::At(BTreeMap::from([(Vbid(0), Seqno(part * PART))]));
+        let mut small = options(start, end);
+        (small.clamp, small.end_exists) = (true, true);
+        small.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
+        let mut reader = Reader::on(client, small).await.unwrap();
+        seqnos.extend(reader.rest().await.iter().map(|row| row.seqno.0));
+        (start, client) = (Start::Checkpoint(reader.stream.checkpoint()), reader.client);
+    }
+    assert!(seqnos.into_iter().eq(1..=PART * PARTS), "every change once, in order");
+    let counts = history.producer.fault_counts();
+    let [sent, opened] = counts[..] else { panic!("{counts:?}") };
+    // What crosses a close is a window of changes, and another one that its last acknowledgement
+    // lets through.
+    let crossing = 2 * u64::from(StreamOptions::MIN_BUFFER_SIZE) / LEN as u64;
+    let most = PARTS * (PART + crossing);
+    assert!(sent <= most, "{sent} changes were sent for {} read; {most} would do", PART * PARTS);
+    assert_eq!(opened, 1, "every part is read over the same connection");
 }

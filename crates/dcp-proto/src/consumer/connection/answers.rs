@@ -175,12 +175,22 @@ impl Connection {
     fn stream_closed(&mut self, frame: &Frame<'_>) {
         let vbid = vbid_of(frame.header.opaque);
         let current = self.streams.get_mut(vbid.index()).and_then(Option::as_mut);
-        let Some(stream) = current.filter(|stream| {
-            stream.opaque == frame.header.opaque && stream.state == State::Closing
-        }) else {
+        let closing =
+            |state| matches!(state, State::Closing | State::Finished { awaits_answer: true });
+        let Some(stream) =
+            current.filter(|stream| stream.opaque == frame.header.opaque && closing(stream.state))
+        else {
             self.stats.stale_responses += 1;
             return;
         };
+        if stream.is_finished() {
+            stream.state = State::Finished { awaits_answer: false };
+            // A stream that the server had ended by itself has its STREAM_END, which comes before
+            // this refusal, or after it if the window was full.
+            stream.ended |= frame.header.status().is_success() && !self.config.stream_end_on_close;
+            self.leave(vbid);
+            return;
+        }
         if !std::mem::take(&mut stream.reopen) {
             self.end(vbid, EndCause::Closed);
             return;

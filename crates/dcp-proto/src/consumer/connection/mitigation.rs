@@ -6,7 +6,7 @@ use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno, Vbid, Vbuuid};
 
 use super::run::{self, Origin};
 use super::walk::over;
-use super::{Connection, Limit, Walk};
+use super::{Connection, Limit, Walk, send_close};
 use crate::ChangeSink;
 use crate::consumer::stream::{EndPersisted, State, Stream};
 use crate::consumer::unpersisted::{Needs, Packets, Unpersisted};
@@ -252,14 +252,29 @@ impl Connection {
         }
     }
 
+    /// The server has ended a finished stream, or answered its close: removes it if nothing else
+    /// of it can arrive.
+    pub(super) fn leave(&mut self, vbid: Vbid) {
+        if let Some(Some(stream)) = self.streams.get(vbid.index())
+            && stream.ended
+            && stream.state == (State::Finished { awaits_answer: false })
+        {
+            self.remove(vbid);
+        }
+    }
+
     fn complete(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         if stream.ended {
             self.end(vbid, EndCause::Complete);
             return;
         }
-        // The server's STREAM_END may never arrive, and is not needed.
-        stream.state = State::Finished;
+        // A large snapshot would otherwise be sent to its end, and none of it is wanted.
+        let closes = stream.is_inside_snapshot();
+        if closes {
+            send_close(stream, &mut self.transmit);
+        }
+        stream.state = State::Finished { awaits_answer: closes };
         let from = Box::new(stream.stream_position());
         self.events.push_back(Event::StreamEnded { vbid, cause: EndCause::Complete, from });
     }

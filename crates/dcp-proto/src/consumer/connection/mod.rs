@@ -44,6 +44,8 @@ pub struct ConnectionConfig {
     pub filter: StreamFilter,
     /// Whether the server accepts a purge seqno in stream requests (marker version 2.2).
     pub purge_seqno: bool,
+    /// Whether the server sends STREAM_END for a stream that is closed here.
+    pub stream_end_on_close: bool,
     /// Whether a stream whose position is below the server's purge seqno resumes, missing purged
     /// deletions, instead of being rolled back to the beginning.
     pub ignore_purged_tombstones: bool,
@@ -255,18 +257,22 @@ impl Connection {
         }
     }
 
-    /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows.
+    /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows, unless it has
+    /// been reported.
     pub fn close_stream(&mut self, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         // A stream that is being closed in order to be reopened stays closed.
         stream.reopen = false;
-        if matches!(stream.state, State::Asking { .. }) {
-            // The server knows nothing of it.
-            self.end(vbid, EndCause::Closed);
-        } else if stream.state != State::Closing {
-            stream.state = State::Closing;
-            send_close(stream, &mut self.transmit);
-            self.discard(vbid);
+        match stream.state {
+            // The server does not know it.
+            State::Asking { .. } => self.end(vbid, EndCause::Closed),
+            // Its end is reported already.
+            State::Closing | State::Finished { .. } => {}
+            State::Requested | State::Streaming | State::Persisting => {
+                stream.state = State::Closing;
+                send_close(stream, &mut self.transmit);
+                self.discard(vbid);
+            }
         }
     }
 
@@ -401,7 +407,7 @@ impl Connection {
     /// Whether all streams were completed.
     #[must_use]
     pub fn is_complete(&self) -> bool {
-        self.streams.iter().flatten().all(|stream| stream.state == State::Finished)
+        self.streams.iter().flatten().all(|stream| stream.is_finished())
     }
 
     /// Whether there is no stream, and nothing outstanding from the server for an earlier one.
@@ -428,8 +434,7 @@ impl Connection {
     /// Everything the streams need to resume on other connections.
     #[must_use]
     pub fn into_streams(self) -> Vec<(Vbid, StreamPosition)> {
-        let open = |stream: &Stream| stream.state != State::Finished;
-        let streams = self.streams.into_iter().flatten().filter(|stream| open(stream));
+        let streams = self.streams.into_iter().flatten().filter(|stream| !stream.is_finished());
         streams.map(|stream| (stream.vbid, stream.stream_position())).collect()
     }
 

@@ -243,8 +243,9 @@ impl Connection {
             (State::Asking { .. } | State::Requested, _) => {
                 return Err(Misbehaviour::UnexpectedPacket.into());
             }
-            (State::Finished, Opcode::DCP_STREAM_END) => {
-                self.remove(vbid);
+            (State::Finished { .. }, Opcode::DCP_STREAM_END) => {
+                self.mark_ended(vbid);
+                self.leave(vbid);
             }
             (State::Persisting, Opcode::DCP_STREAM_END) => {
                 let reason = StreamEnd::decode(frame)?.reason;

@@ -46,8 +46,8 @@ impl From<SinkError> for Fault {
 ///   ▲   │                 │ │ │      persisted           │
 ///   │   │                 │ │ └──────► Persisting ─────────┤
 ///   └───┘ ROLLBACK        │ └────────────┐ close         │
-///   (at once, from the    │              ▼               │ STREAM_END
-///   restart point)        │ STREAM_END  Closing          ▼
+///   (at once, from the    │              ▼               │ STREAM_END, and the answer
+///   restart point)        │ STREAM_END  Closing          ▼ to a close if one was sent
 ///                         └───────────► gone ◄───────────┘
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,8 +65,12 @@ pub(super) enum State {
     /// The end was reached, but newer versions that may have replaced changes up to it are not yet
     /// persisted on all copies; further messages are dropped.
     Persisting,
-    /// The end was reached and reported; further messages are dropped.
-    Finished,
+    /// The end was reached and reported; further messages are dropped. Goes once the server has
+    /// ended the stream.
+    Finished {
+        /// Whether a close was sent that is not answered yet.
+        awaits_answer: bool,
+    },
     /// A close was sent; further messages are dropped.
     Closing,
 }
@@ -382,6 +386,16 @@ impl Stream {
         rollback
     }
 
+    /// Whether its end was reached and reported.
+    pub(super) const fn is_finished(&self) -> bool {
+        matches!(self.state, State::Finished { .. })
+    }
+
+    /// Whether the server has announced changes past those delivered.
+    pub(super) fn is_inside_snapshot(&self) -> bool {
+        self.announced() > self.position.seqno
+    }
+
     /// Whether the stream waits for the answer to this request for high seqnos.
     pub(super) const fn asks(&self, request: u32) -> bool {
         matches!(self.state, State::Asking { request: asked } if request >= asked)
@@ -588,8 +602,13 @@ impl Stream {
         if by_server && self.position.seqno < self.end_seqno {
             return None;
         }
+        Some(self.announced())
+    }
+
+    /// End of the newest snapshot that the server has announced.
+    fn announced(&self) -> Seqno {
         let announced = self.marker.map_or(Seqno::ZERO, |marker| marker.snapshot.end);
-        Some(announced.max(self.position.snapshot.end))
+        announced.max(self.position.snapshot.end)
     }
 
     /// The snapshot reported with a row. The end of an out-of-sequence-order snapshot is not known
