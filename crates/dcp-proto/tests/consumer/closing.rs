@@ -8,7 +8,7 @@ use dcp_test::harness::{Harness, Sent, VB, config, is_complete, position};
 use dcp_test::packet::packets;
 use dcp_test::pair::Pair;
 use dcp_wire::message::StreamEndReason;
-use dcp_wire::{Frame, Opcode, Seqno, Status, Vbuuid};
+use dcp_wire::{CollectionId, Frame, Opcode, Seqno, Status, Vbuuid};
 
 const END: Seqno = Seqno(5);
 
@@ -154,6 +154,27 @@ fn rule_10_a_complete_stream_is_not_closed_again() {
     say(&mut server, "END 1");
     server.play();
     assert_eq!(server.events(), [], "its end was reported when it was reached");
+    assert!(server.machine.is_unused());
+}
+
+#[test]
+fn a_connection_is_in_use_until_its_requests_are_answered() {
+    let mut server = Harness::new(ConnectionConfig { collections: true, ..config() });
+    assert!(server.machine.is_unused());
+    server.machine.request_high_seqnos();
+    let sent = server.sent();
+    let [Sent::HighSeqnos(number)] = sent[..] else { panic!("{sent:?}") };
+    assert!(!server.machine.is_unused());
+    server.high_seqno(number, 9);
+    assert!(server.machine.is_unused());
+
+    server.machine.request_collection_seqnos(&[CollectionId(8), CollectionId(9)]);
+    let sent = server.sent();
+    let [Sent::HighSeqnos(first), Sent::HighSeqnos(second)] = sent[..] else { panic!("{sent:?}") };
+    for number in [second, first] {
+        assert!(!server.machine.is_unused());
+        server.high_seqno(number, 9);
+    }
     assert!(server.machine.is_unused());
 }
 

@@ -20,12 +20,19 @@ pub(super) struct CollectionRequests {
     answered: Vec<CollectionSeqnos>,
 }
 
+impl CollectionRequests {
+    /// Whether any of them is unanswered.
+    pub(super) fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
 impl Connection {
     /// Command: asks for the highest seqno of each of these collections in the node's active
     /// vBuckets; one [`Event::CollectionSeqnos`] follows once all are answered. Has no effect while
     /// an earlier request is unanswered, or on a connection without collections.
     pub fn request_collection_seqnos(&mut self, collections: &[CollectionId]) {
-        if !self.config.collections || !self.collection_requests.waiting.is_empty() {
+        if !self.config.collections || self.collection_requests.is_waiting() {
             return;
         }
         for &id in collections {

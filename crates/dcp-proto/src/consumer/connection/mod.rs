@@ -410,10 +410,13 @@ impl Connection {
         self.streams.iter().flatten().all(|stream| stream.is_finished())
     }
 
-    /// Whether there is no stream, and nothing outstanding from the server for an earlier one.
+    /// Whether there is no stream, and nothing outstanding from the server for an earlier one: an
+    /// answer that arrives later would be taken for that to the next user's request.
     #[must_use]
     pub fn is_unused(&self) -> bool {
         self.streams.iter().all(Option::is_none)
+            && self.asked_high_seqnos == 0
+            && !self.collection_requests.is_waiting()
     }
 
     /// Command: acknowledges everything that was received, before the connection is reused. Bytes
