@@ -72,6 +72,20 @@ pub enum Error {
         /// The other.
         other: usize,
     },
+    /// A copy of a vBucket did not receive everything that the active one has, which stays active.
+    #[error("{vbid} stays where it is: its copy on node {node} failed to take it over; try again")]
+    TakeoverFailed {
+        /// The vBucket.
+        vbid: Vbid,
+        /// Node of the copy that was to become active.
+        node: usize,
+    },
+    /// No replica can take a vBucket over.
+    #[error("{vbid} has no replica on a running node: its changes would be lost")]
+    NoRunningReplica {
+        /// The vBucket.
+        vbid: Vbid,
+    },
     /// No running node has the vBucket.
     #[error("{vbid} is on no running node: restart its node, fail it over or rebalance")]
     VbucketUnavailable {

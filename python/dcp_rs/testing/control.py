@@ -67,8 +67,9 @@ class Control:
         """Moves a vBucket to another node, numbered from 0, as a rebalance does.
 
         Raises:
-            ConfigError: The vBucket or the node does not exist, the node is not running, or a fault
-                keeps the two nodes from reaching each other.
+            ConfigError: The vBucket or the node does not exist, the node is not running, a fault
+                keeps the two nodes from reaching each other, or the vBucket was not taken over, as
+                where its state is "dead".
         """
         self._inner.move_vbucket(_vbucket(vbucket), _node(node))
 
@@ -82,7 +83,8 @@ class Control:
         is unavailable until the next `rebalance`, which recreates it empty.
 
         A graceful failover first sends everything to the replicas: histories continue, and streams
-        end with "state changed".
+        end with "state changed". If a vBucket has no running replica, or its replica fails to take
+        it over, the node stays in the cluster, without the vBuckets that were taken over already.
 
         To bring the node back, call `restart` and `rebalance`. Until then it stays out, even if the
         cluster is closed and started again from its data folder.
@@ -97,8 +99,8 @@ class Control:
 
         Raises:
             ConfigError: The node does not exist, has already been failed over or is the last one.
-                For a graceful failover, also: it is not running, or a fault keeps two nodes from
-                reaching each other.
+                For a graceful failover, also: it is not running, a fault keeps two nodes from
+                reaching each other, or a vBucket was not taken over.
         """
         _checks.flag("graceful", graceful)
         self._inner.failover(_node(node), graceful)
@@ -159,8 +161,9 @@ class Control:
         of moved vBuckets end with "state changed".
 
         Raises:
-            ConfigError: A node of the cluster is not running, or a fault keeps two nodes from
-                reaching each other.
+            ConfigError: A node of the cluster is not running, a fault keeps two nodes from reaching
+                each other, or a vBucket was not taken over, as where its state is "dead": it stays
+                where it is.
         """
         self._inner.rebalance()
 

@@ -13,6 +13,7 @@ use super::link_faults::{LinkFaults, LinkState};
 use super::stored::{Unstored, VBucketRecord};
 use super::storing::Stored;
 use super::vbucket::VBucket;
+use crate::Error;
 use crate::chance::Now;
 
 /// A lag that keeps a replica from receiving anything.
@@ -69,12 +70,22 @@ impl Copy {
         }
     }
 
-    /// Takes the vBucket over from `active`, which becomes dead; returns whether it succeeded.
-    fn take_over(&mut self, active: &mut VBucket) -> bool {
+    /// Takes the vBucket over from `active`, which becomes dead. If that fails, the states of both
+    /// copies are those from before.
+    fn take_over(&mut self, active: &mut VBucket) -> Result<(), Error> {
+        let before = active.state;
         self.link = None;
         self.stream(active, LinkState::NONE, StreamRequestFlags::TAKE_OVER);
         self.link = None;
-        self.vbucket.state == VBucketState::Active
+        if self.vbucket.state == VBucketState::Active {
+            return Ok(());
+        }
+        for (copy, state) in [(active, before), (&mut self.vbucket, VBucketState::Replica)] {
+            if copy.state != state {
+                copy.set_state(state);
+            }
+        }
+        Err(Error::TakeoverFailed { vbid: self.vbucket.vbid(), node: self.node })
     }
 
     /// Transfers what the link has; a closed one is reopened next time.
@@ -303,62 +314,69 @@ impl Copies {
         self.all.clear();
     }
 
-    /// Drops the copy of a node that leaves the cluster. Without `graceful`, unreplicated changes
-    /// of the active copy are lost; otherwise the first running replica receives everything and
-    /// continues the history.
-    pub(crate) fn leave(&mut self, node: usize, graceful: bool, vbuuid: Vbuuid) {
+    /// Drops the copy of a node that leaves the cluster. If it is the active one, a replica is
+    /// promoted, without the changes that it lacks.
+    pub(crate) fn leave(&mut self, node: usize, vbuuid: Vbuuid) {
         let Some(index) = self.all.iter().position(|copy| copy.node == node) else {
             return;
         };
-        let successor = self.all.iter().find(|copy| copy.node != node && copy.is_up);
-        if index == 0
-            && graceful
-            && let Some(to) = successor.map(|copy| copy.node)
-        {
-            self.hand_over(to);
-        }
-        let gone = self.all.iter().position(|copy| copy.node == node);
-        let mut gone = gone.map(|at| (at, self.all.remove(at)));
-        if let Some((_, copy)) = &mut gone {
-            copy.vbucket.charge(false);
-        }
-        if gone.is_some_and(|(at, _)| at == 0) {
+        self.all.remove(index).vbucket.charge(false);
+        if index == 0 {
             self.promote(vbuuid);
         }
         self.replicate();
     }
 
+    /// If the active copy is on `node`, makes the first running replica take the vBucket over.
+    pub(crate) fn hand_over_from(&mut self, node: usize) -> Result<(), Error> {
+        let Some((active, replicas)) = self.all.split_first() else {
+            return Ok(());
+        };
+        if active.node != node {
+            return Ok(());
+        }
+        let vbid = active.vbucket.vbid();
+        let to = replicas.iter().find(|copy| copy.is_up).ok_or(Error::NoRunningReplica { vbid })?;
+        self.hand_over(to.node).map(drop)
+    }
+
     /// Makes the copy of a node take the vBucket over from the active one, which becomes a replica,
     /// as in a rebalance; `false` if the node has no copy.
-    pub(crate) fn hand_over(&mut self, node: usize) -> bool {
+    pub(crate) fn hand_over(&mut self, node: usize) -> Result<bool, Error> {
         let Some(index) = self.all.iter().position(|copy| copy.node == node) else {
-            return false;
+            return Ok(false);
         };
         if let Some((active, replicas)) = self.all.split_first_mut()
             && let Some(successor) = index.checked_sub(1).and_then(|at| replicas.get_mut(at))
-            && successor.take_over(&mut active.vbucket)
         {
+            if let Err(error) = successor.take_over(&mut active.vbucket) {
+                self.replicate();
+                return Err(error);
+            }
             successor.vbucket.charge(true);
             active.make_replica();
             self.all.swap(0, index);
             // The others are fed by the new active copy from now on.
             self.disconnect();
         }
-        true
+        Ok(true)
     }
 
     /// Makes a new copy take the vBucket over from the active one, which is dropped.
-    pub(crate) fn move_to(&mut self, mut copy: Copy) {
+    pub(crate) fn move_to(&mut self, mut copy: Copy) -> Result<(), Error> {
         let Some(active) = self.all.first_mut() else {
-            return;
+            return Ok(());
         };
         copy.vbucket.settings.holds_persistence = active.vbucket.settings.holds_persistence;
         copy.vbucket.set_state(VBucketState::Replica);
-        if copy.take_over(&mut active.vbucket) {
-            active.vbucket.charge(false);
-            *active = copy;
+        if let Err(error) = copy.take_over(&mut active.vbucket) {
+            copy.vbucket.charge(false);
+            return Err(error);
         }
+        active.vbucket.charge(false);
+        *active = copy;
         self.disconnect();
+        Ok(())
     }
 
     /// Adds a new replica after the others.

@@ -112,10 +112,13 @@ pub(super) fn apply(bucket: &Bucket, step: Step) {
         Step::CrashReplica(copy) => copies(&|copies| crash(copies, nodes[copy], false)),
         Step::CleanRestart => copies(&|copies| crash(copies, nodes[0], true)),
         Step::Failover(graceful) => copies(&|copies| {
-            copies.leave(nodes[0], graceful, Chance::default().vbuuid());
+            if graceful {
+                copies.hand_over_from(nodes[0]).unwrap();
+            }
+            copies.leave(nodes[0], Chance::default().vbuuid());
             copies.add_replica(bucket.new_copy(nodes[0], VB));
         }),
-        Step::HandOver(node) => copies(&|copies| assert!(copies.hand_over(node))),
+        Step::HandOver(node) => copies(&|copies| assert!(copies.hand_over(node).unwrap())),
         Step::Purge => {
             let purge = |vbucket: &mut VBucket| {
                 vbucket.purge(Seqno::MAX);
@@ -218,7 +221,7 @@ proptest! {
         bucket.rearrange(VB, |copies| (1..NODES).for_each(|n| copies.get_mut(n).unwrap().lag = lag));
         (0..lost).for_each(|n| apply(&bucket, Step::Set((first + n) as u8)));
         let before = bucket.lock(VB).unwrap().vbuuid();
-        bucket.rearrange(VB, |copies| copies.leave(0, false, Chance::default().vbuuid()));
+        bucket.rearrange(VB, |copies| copies.leave(0, Chance::default().vbuuid()));
         let active = bucket.lock(VB).unwrap();
         let kept = (first + lost).saturating_sub(lag).max(first);
         prop_assert_eq!(active.high_seqno, Seqno(kept));
@@ -251,6 +254,51 @@ fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of
     for node in 0..NODES {
         assert_eq!(documents(&bucket.lock_on(node, VB).unwrap()), expected, "node {node}");
     }
+}
+
+/// A replica that lacks the prepare of a committed write cannot take the vBucket over. It starts over
+/// when the next stream is requested.
+#[test]
+fn a_takeover_that_fails_leaves_the_vbucket_where_it_is() {
+    let bucket = three_copies();
+    for step in [Step::Set(0), Step::Prepare(1), Step::Lag(1, 3)] {
+        apply(&bucket, step);
+    }
+    bucket.with_on(1, VB, |copy| copy.table.retain(|slot| slot.newest.seqno == Seqno(1)));
+    for step in [Step::Complete(true), Step::Set(2)] {
+        apply(&bucket, step);
+    }
+    let before = (bucket.memory().used(), bucket.lock(VB).unwrap().failover.clone());
+    bucket.rearrange(VB, |copies| {
+        let error = copies.hand_over_from(0).unwrap_err();
+        assert!(matches!(error, Error::TakeoverFailed { vbid: VB, node: 1 }), "{error}");
+        assert_eq!(copies.nodes(), [0, 1, 2]);
+    });
+    let active = bucket.lock(VB).unwrap();
+    assert_eq!((active.state, active.high_seqno), (VBucketState::Active, Seqno(4)));
+    assert_eq!((bucket.memory().used(), active.failover.clone()), before);
+    drop(active);
+    assert_eq!(bucket.lock_on(1, VB).unwrap().state, VBucketState::Replica);
+    bucket.rearrange(VB, |copies| {
+        copies.hand_over_from(0).unwrap();
+        assert_eq!(copies.nodes(), [1, 0, 2]);
+    });
+    check_caught_up(&bucket);
+}
+
+/// A copy that is not active cannot be taken over.
+#[test]
+fn a_new_copy_that_cannot_take_over_is_dropped() {
+    let bucket = three_copies();
+    apply(&bucket, Step::Set(0));
+    let used = bucket.memory().used();
+    bucket.rearrange(VB, |copies| {
+        copies.get_mut(0).unwrap().vbucket.set_state(VBucketState::Dead);
+        let error = copies.move_to(bucket.new_copy(3, VB)).unwrap_err();
+        assert!(matches!(error, Error::TakeoverFailed { vbid: VB, node: 3 }), "{error}");
+        assert_eq!(copies.nodes(), [0, 1, 2]);
+    });
+    assert_eq!(bucket.memory().used(), used);
 }
 
 #[test]
@@ -296,7 +344,8 @@ fn a_copy_of_a_copy_knows_up_to_where_deletions_were_purged() {
     }
     let renew = |node: usize| {
         bucket.rearrange(VB, |copies| {
-            copies.leave(node, true, Chance::default().vbuuid());
+            copies.hand_over_from(node).unwrap();
+            copies.leave(node, Chance::default().vbuuid());
             copies.add_replica(bucket.new_copy(node, VB));
         });
     };

@@ -4,15 +4,14 @@ use dcp_wire::Vbid;
 
 use super::Cluster;
 use super::map::MapNode;
+use crate::Error;
 use crate::bucket::Copies;
 
 impl Cluster {
     /// Moves the copies of all vBuckets to an even layout, each with its history.
-    pub(super) fn lay_out(&self, nodes: &[MapNode]) {
+    pub(super) fn lay_out(&self, nodes: &[MapNode]) -> Result<(), Error> {
         let usable = self.usable(nodes);
-        for vbid in self.bucket.vbids() {
-            self.lay_out_one(&usable, vbid);
-        }
+        self.bucket.vbids().try_for_each(|vbid| self.lay_out_one(&usable, vbid))
     }
 
     /// The nodes that can have copies.
@@ -37,9 +36,10 @@ impl Cluster {
     }
 
     /// Moves the copies of one vBucket to their place in an even layout.
-    pub(super) fn lay_out_one(&self, usable: &[usize], vbid: Vbid) {
+    pub(super) fn lay_out_one(&self, usable: &[usize], vbid: Vbid) -> Result<(), Error> {
         let chain = self.chain(usable, vbid);
-        self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));
+        let placed = self.bucket.rearrange(vbid, |copies| self.place(vbid, &chain, copies));
+        placed.unwrap_or(Ok(()))
     }
 
     /// The nodes of a vBucket, the active one's first. Neighbours stay together: with 2 nodes the
@@ -51,15 +51,15 @@ impl Cluster {
         usable.iter().cycle().skip(first).take(copies).copied().collect()
     }
 
-    fn place(&self, vbid: Vbid, chain: &[usize], copies: &mut Copies) {
+    fn place(&self, vbid: Vbid, chain: &[usize], copies: &mut Copies) -> Result<(), Error> {
         let Some(&active) = chain.first() else {
-            return;
+            return Ok(());
         };
         if copies.nodes().is_empty() {
             copies.set_active(self.bucket.new_copy(active, vbid));
         }
-        if !copies.hand_over(active) {
-            copies.move_to(self.bucket.new_copy(active, vbid));
+        if !copies.hand_over(active)? {
+            copies.move_to(self.bucket.new_copy(active, vbid))?;
         }
         for &node in chain {
             if !copies.nodes().contains(&node) {
@@ -72,5 +72,6 @@ impl Cluster {
             }
         }
         copies.arrange(chain);
+        Ok(())
     }
 }

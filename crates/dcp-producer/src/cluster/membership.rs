@@ -71,16 +71,19 @@ impl Cluster {
         }
         self.check_links(&[active.unwrap_or(node), node])?;
         self.change(|_| {
-            self.bucket.rearrange(vbid, |copies| {
-                if !copies.hand_over(node) {
-                    copies.move_to(self.bucket.new_copy(node, vbid));
+            let moved = self.bucket.rearrange(vbid, |copies| {
+                if copies.hand_over(node)? {
+                    return Ok(());
                 }
+                copies.move_to(self.bucket.new_copy(node, vbid))
             });
-            Ok(())
+            moved.unwrap_or(Ok(()))
         })
     }
 
-    /// Takes a node out of the cluster and promotes replicas of its active vBuckets.
+    /// Takes a node out of the cluster and promotes replicas of its active vBuckets. If `graceful`,
+    /// they take its vBuckets over first; if one of them fails to, the node stays, without those that
+    /// were taken over.
     pub(crate) fn fail_over(&self, node: usize, graceful: bool) -> Result<(), Error> {
         let power = self.member_power(node)?;
         if graceful && !power.is_on() {
@@ -95,18 +98,29 @@ impl Cluster {
         } else {
             power.switch_off();
         }
-        self.change(|change| {
-            self.leave(change, node, graceful);
-            Ok(())
+        // Published in either case: some vBuckets may have been taken over.
+        let done = self.change(|change| {
+            let handed_over = if graceful { self.hand_over_from(node) } else { Ok(()) };
+            if handed_over.is_ok() {
+                self.leave(change, node);
+            }
+            Ok(handed_over)
         })?;
         self.bring_forward();
-        Ok(())
+        done
     }
 
-    fn leave(&self, change: &mut Change, node: usize, graceful: bool) {
+    /// Lets replicas take over the active vBuckets of a node.
+    fn hand_over_from(&self, node: usize) -> Result<(), Error> {
+        self.bucket.vbids().try_for_each(|vbid| {
+            self.bucket.rearrange(vbid, |copies| copies.hand_over_from(node)).unwrap_or(Ok(()))
+        })
+    }
+
+    fn leave(&self, change: &mut Change, node: usize) {
         for vbid in self.bucket.vbids() {
             self.bucket.rearrange(vbid, |copies| {
-                copies.leave(node, graceful, self.bucket.chance().vbuuid());
+                copies.leave(node, self.bucket.chance().vbuuid());
             });
         }
         if let Some(failed) = change.nodes.get_mut(node) {
@@ -136,7 +150,7 @@ impl Cluster {
                 }
             }
             for &node in nodes {
-                self.leave(change, node, false);
+                self.leave(change, node);
             }
             change.version = ConfigVersion { epoch: change.version.epoch + 1, rev: 0 };
             Ok(())
@@ -212,17 +226,15 @@ impl Cluster {
             }
             Ok(change.bucket_uuid.is_some())
         })?;
+        let mut done = Ok(());
         if exists {
             let usable = self.usable(&self.map().nodes);
-            for vbid in self.bucket.vbids().filter(|&vbid| !self.is_in_place(&usable, vbid)) {
-                self.change(|_| {
-                    self.lay_out_one(&usable, vbid);
-                    Ok(())
-                })?;
-            }
+            let mut misplaced =
+                self.bucket.vbids().filter(|&vbid| !self.is_in_place(&usable, vbid));
+            done = misplaced.try_for_each(|vbid| self.change(|_| self.lay_out_one(&usable, vbid)));
         }
         self.bring_forward();
-        Ok(())
+        done
     }
 
     /// Sets how many changes a replica leaves unapplied; `None` for all.
@@ -269,8 +281,7 @@ impl Cluster {
             }
             change.bucket_uuid = Some(self.new_uuid());
             self.allow_flush(true);
-            self.lay_out(&change.nodes);
-            Ok(())
+            self.lay_out(&change.nodes)
         })
     }
 
@@ -310,15 +321,17 @@ impl Cluster {
             if (0..change.nodes.len()).any(|node| !failed_over.contains(&node)) {
                 for &node in failed_over {
                     // The process may have ended before it stored the copies without the node.
-                    self.leave(change, node, false);
+                    self.leave(change, node);
                 }
             }
             let usable = self.usable(&change.nodes);
             for vbid in self.bucket.vbids() {
                 if uuid.is_none() {
                     self.bucket.rearrange(vbid, Copies::clear);
-                } else if !self.is_complete(&usable, vbid) {
-                    self.lay_out_one(&usable, vbid);
+                } else if !self.is_complete(&usable, vbid)
+                    && let Err(error) = self.lay_out_one(&usable, vbid)
+                {
+                    tracing::warn!(%error, "a vBucket is not in its place");
                 }
                 self.bucket.rearrange(vbid, Copies::replicate);
             }

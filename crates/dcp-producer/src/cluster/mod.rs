@@ -88,7 +88,8 @@ impl Cluster {
         };
         let map_node = |&addresses| MapNode { addresses, is_member: true };
         let nodes: Vec<_> = nodes.iter().map(map_node).collect();
-        cluster.lay_out(&nodes);
+        let laid_out = cluster.lay_out(&nodes);
+        debug_assert!(laid_out.is_ok(), "new copies take nothing over");
         let map = ClusterMap::new(
             version,
             nodes,

@@ -47,7 +47,8 @@ impl Producer {
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node that does not exist,
-    /// [`Error::NotAMember`], [`Error::NodeDown`] or [`Error::NodesCutOff`].
+    /// [`Error::NotAMember`], [`Error::NodeDown`], [`Error::NodesCutOff`] or
+    /// [`Error::TakeoverFailed`].
     pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
         if vbid.0 >= self.num_vbuckets() {
             return Err(self.no_vbucket(vbid));
@@ -65,15 +66,17 @@ impl Producer {
     /// vBucket is lost until the next rebalance, which creates it again.
     ///
     /// A graceful failover first lets each replica catch up: histories continue, the node stays
-    /// reachable, its streams end with "state changed".
+    /// reachable, its streams end with "state changed". If a replica fails to take a vBucket over, or
+    /// there is none, the node stays in the cluster, without the vBuckets that were taken over.
     ///
     /// To add the node back, use [`restart`](Self::restart) and [`rebalance`](Self::rebalance). Until
     /// then it stays out, even if the whole cluster is started again from its data folder.
     ///
     /// # Errors
     /// [`Error::InvalidOption`] for a node that does not exist, [`Error::NotAMember`],
-    /// [`Error::LastNode`], or for a graceful failover [`Error::NodeDown`] if the node is not running
-    /// and [`Error::NodesCutOff`] if a fault keeps two nodes from reaching each other.
+    /// [`Error::LastNode`], or for a graceful failover [`Error::NodeDown`] if the node is not running,
+    /// [`Error::NodesCutOff`] if a fault keeps two nodes from reaching each other,
+    /// [`Error::NoRunningReplica`] and [`Error::TakeoverFailed`].
     pub fn failover(&self, node: usize, graceful: bool) -> Result<(), Error> {
         self.cluster.fail_over(node, graceful)?;
         self.store([]);
@@ -158,7 +161,8 @@ impl Producer {
     /// Histories continue; streams of moved vBuckets end with "state changed".
     ///
     /// # Errors
-    /// [`Error::NodeDown`] if a node of the cluster is not running, or [`Error::NodesCutOff`].
+    /// [`Error::NodeDown`] if a node of the cluster is not running, [`Error::NodesCutOff`], or
+    /// [`Error::TakeoverFailed`], after which vBuckets that were moved already stay in their new place.
     pub fn rebalance(&self) -> Result<(), Error> {
         self.cluster.rebalance()?;
         self.store([]);

@@ -234,6 +234,29 @@ async fn ft_15_a_graceful_failover_loses_nothing_and_begins_no_branch() {
     assert_eq!((answer.status(), log_of(&answer)), (Status::SUCCESS, log));
 }
 
+/// Its document is still there, and it leaves once its replica runs.
+#[tokio::test]
+async fn a_node_whose_vbuckets_cannot_be_taken_over_stays() {
+    let producer = cluster(2, 1).await;
+    write(&producer, "a", 1);
+    let stays = || producer.num_nodes() == 2 && producer.copies_of(VB).unwrap() == [0, 1];
+    producer.kill(1).unwrap();
+    let error = producer.failover(0, true).unwrap_err();
+    assert!(matches!(error, Error::NoRunningReplica { vbid: VB }), "{error}");
+    assert!(stays());
+    producer.restart(1, true).await.unwrap();
+    producer.set_vbucket_state(VB, VBucketState::Dead).unwrap();
+    for error in [producer.failover(0, true), producer.move_vbucket(VB, 1)] {
+        let error = error.unwrap_err();
+        assert!(matches!(error, Error::TakeoverFailed { vbid: VB, node: 1 }), "{error}");
+    }
+    assert!(stays());
+    producer.set_vbucket_state(VB, VBucketState::Active).unwrap();
+    producer.failover(0, true).unwrap();
+    assert_eq!(producer.copies_of(VB).unwrap(), [1]);
+    assert_eq!(producer.high_seqnos()[&VB], Seqno(1));
+}
+
 #[tokio::test]
 async fn a_crash_loses_what_was_not_persisted_and_gives_its_seqnos_again() {
     let producer = cluster(2, 1).await;
