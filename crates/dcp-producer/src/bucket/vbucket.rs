@@ -103,6 +103,8 @@ pub(crate) struct Written {
     pub(crate) vbuuid: Vbuuid,
     pub(crate) seqno: Seqno,
     pub(crate) cas: Cas,
+    /// Whether the write is only prepared: it becomes visible once it is committed.
+    pub(crate) is_prepared: bool,
 }
 
 const NOTHING: Snapshot = Snapshot::at(Seqno::ZERO);
@@ -208,8 +210,9 @@ impl VBucket {
         let seqno = Seqno(self.high_seqno.0 + 1);
         item.seqno = seqno;
         let cas = item.cas;
+        let is_prepared = matches!(item.kind, ItemKind::Prepare { .. });
         self.take_in(Arc::new(item));
-        Written { vbuuid: self.vbuuid(), seqno, cas }
+        Written { vbuuid: self.vbuuid(), seqno, cas, is_prepared }
     }
 
     /// Makes `item`, whose seqno is above all others, the newest version.

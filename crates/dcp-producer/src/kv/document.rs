@@ -143,7 +143,7 @@ impl Command<'_, '_> {
         written: Written,
         value: &[u8],
     ) -> Result<(), Failure> {
-        if self.options()?.durability.is_some() {
+        if written.is_prepared {
             return self.await_durable(DurableWrite { written, status, value: value.to_vec() });
         }
         self.answer_write(status, written, value)

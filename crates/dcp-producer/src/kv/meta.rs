@@ -49,6 +49,9 @@ impl Command<'_, '_> {
         }
         let meta = WithMeta::decode(self.frame)?;
         let options = check_options(&meta)?;
+        if self.options()?.durability.is_some() {
+            return Err(Failure::Invalid("a write with metadata cannot be durable"));
+        }
         let tombstone = kind != ItemKind::Mutation;
         if options.contains(WithMetaOptions::IS_EXPIRATION) {
             if !tombstone {

@@ -107,7 +107,7 @@ impl Producer {
         let vbid = self.vbid_of(key);
         let written = self.cluster.bucket.with(vbid, op);
         let written = written.unwrap_or(Err(DocumentError::Unavailable(vbid)))?;
-        let Written { vbuuid, seqno, cas } = written;
+        let Written { vbuuid, seqno, cas, .. } = written;
         Ok(MutationToken { vbid, vbuuid, seqno, cas })
     }
 

@@ -359,3 +359,19 @@ async fn a_replica_acknowledges_anew_what_follows_a_rollback() {
     producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
     client.succeed(set(&third, &MAJORITY)).await;
 }
+
+#[tokio::test]
+async fn a_write_with_metadata_cannot_be_durable() {
+    let producer = two_nodes().await;
+    let [key] = keys(&producer);
+    let mut client = RawClient::ready(&producer, 0, FEATURES).await;
+    let mut extras = [0; 24];
+    (extras[15], extras[23]) = (1, 1);
+    for opcode in [Opcode::SET_WITH_META, Opcode::DELETE_WITH_META] {
+        let write = Frame::request(opcode).with_key(key.as_bytes()).with_extras(&extras);
+        client.fail(write.with_framing_extras(&MAJORITY), Status::EINVAL).await;
+        assert_eq!(producer.high_seqnos()[&Vbid(0)].0, 0);
+        client.succeed(write).await;
+        producer.roll_back(Vbid(0), Seqno(0)).unwrap();
+    }
+}
