@@ -51,6 +51,7 @@ impl Outstanding {
 struct Completion {
     at: Seqno,
     prepared: Seqno,
+    /// Whether it is known to be a commit.
     is_commit: bool,
 }
 
@@ -61,8 +62,8 @@ pub(crate) enum Outcome {
     Outstanding,
     /// It was committed.
     Committed,
-    /// It was aborted, or a failover lost it.
-    Aborted,
+    /// It was aborted or lost, or this copy did not receive how it ended.
+    Ambiguous,
 }
 
 /// A write that copies decide on.
@@ -131,15 +132,15 @@ impl DurableWrites {
         }
         let found = self.completions.iter().rev().find(|each| each.prepared == prepared);
         let committed = found.filter(|each| each.is_commit);
-        committed.map_or(Outcome::Aborted, |_| Outcome::Committed)
+        committed.map_or(Outcome::Ambiguous, |_| Outcome::Committed)
     }
 
     /// Notes that in data read from disk up to `end`, the writes up to `completed` are committed or
-    /// aborted.
+    /// aborted; the data do not say which.
     pub(super) fn catch_up(&mut self, completed: Seqno, end: Seqno) {
         if completed > self.high_completed(Seqno::MAX) {
             self.high_prepared = self.high_prepared.max(completed);
-            self.complete(Completion { at: end, prepared: completed, is_commit: true });
+            self.complete(Completion { at: end, prepared: completed, is_commit: false });
         }
         self.outstanding.retain(|&prepared, _| prepared > completed);
     }

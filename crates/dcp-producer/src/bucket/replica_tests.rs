@@ -256,6 +256,27 @@ fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of
     }
 }
 
+/// A snapshot from disk does not contain the abort of a write whose document is prepared again.
+#[test]
+fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
+    use Step::{CleanRestart, Complete, Lag, Prepare};
+    for steps in [
+        // Ended by the second prepare.
+        &[Prepare(1), Lag(1, 3), Complete(false), Prepare(1), CleanRestart, Lag(1, 0)][..],
+        // Ended by the high completed seqno of the marker.
+        &[Lag(1, 3), Prepare(1), Complete(false), Prepare(1), CleanRestart, Lag(1, 0)],
+    ] {
+        let bucket = three_copies();
+        for &step in steps {
+            apply(&bucket, step);
+        }
+        let replica = bucket.lock_on(1, VB).unwrap();
+        assert_eq!(replica.durable.high_completed(Seqno::MAX), Seqno(3), "the snapshot came");
+        let outcomes = [1, 3].map(|seqno| replica.outcome(Seqno(seqno)));
+        assert_eq!(outcomes, [Outcome::Ambiguous, Outcome::Committed]);
+    }
+}
+
 /// A replica that lacks the prepare of a committed write cannot take the vBucket over. It starts over
 /// when the next stream is requested.
 #[test]

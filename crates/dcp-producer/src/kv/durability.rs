@@ -61,7 +61,7 @@ impl Command<'_, '_> {
         match found {
             Ok(Some(outcome)) => Ok(outcome),
             // The copy is no longer the active one, which alone knows the outcome.
-            Ok(None) | Err(Failure::NotMyVbucket) => Ok(Outcome::Aborted),
+            Ok(None) | Err(Failure::NotMyVbucket) => Ok(Outcome::Ambiguous),
             Err(failure) => Err(failure),
         }
     }
