@@ -181,9 +181,14 @@ impl Dropped {
         }
     }
 
+    /// Whether the documents of a collection are removed.
+    pub(super) fn is_of(self, collection: CollectionId) -> bool {
+        self.collection == collection
+    }
+
     /// Whether an older item is removed.
     pub(super) fn takes(self, item: &Item) -> bool {
-        if item.collection_id != self.collection {
+        if !self.is_of(item.collection_id) {
             return false;
         }
         match item.kind {

@@ -119,6 +119,11 @@ impl DurableWrites {
         self.of_document(key).is_some_and(|write| write.may_be_visible)
     }
 
+    /// Gives up the writes to what was dropped: nothing can complete them.
+    pub(super) fn drop_documents(&mut self, is_dropped: impl Fn(CollectionId) -> bool) {
+        self.outstanding.retain(|_, write| !is_dropped(write.collection_id));
+    }
+
     /// The next write to be committed or aborted, if the copies decide on it.
     pub(super) fn undecided(&self) -> Option<Undecided> {
         let (&prepared, write) = self.outstanding.first_key_value()?;

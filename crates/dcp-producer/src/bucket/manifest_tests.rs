@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSource};
-use dcp_wire::message::{SystemEvent, SystemEventId};
+use dcp_wire::message::{DurabilityLevel, SystemEvent, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 
 use super::*;
@@ -99,6 +99,41 @@ fn co_43_a_scope_is_dropped_after_its_collections_and_after_everything_else() {
         event(SystemEventId::DROP_SCOPE, "", 10),
     ];
     assert_eq!(follow(&bucket, &manifest), expected);
+}
+
+/// A prepared write goes with its collection: those after it do not wait for it.
+#[test]
+fn a_durable_write_of_a_dropped_or_flushed_collection_is_given_up() {
+    for is_flush in [false, true] {
+        let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
+        let id = manifest.create_collection("_default", "carts", plain()).unwrap();
+        follow(&bucket, &manifest);
+        let durability = Durability { level: DurabilityLevel::MAJORITY, deadline: None };
+        let prepare = |collection_id| {
+            let write = DocumentWrite {
+                key: DocKey { collection_id, key: b"key" },
+                value: Bytes::from_static(b"v"),
+                datatype: Datatype::RAW,
+                flags: 0,
+                expiry: 0,
+                cas: Cas(0),
+                condition: Condition::Any,
+                durability: Some(durability),
+            };
+            bucket.with(VB, |vbucket| vbucket.store(Now(1), write)).unwrap().unwrap().seqno
+        };
+        let gone = prepare(id);
+        if is_flush {
+            manifest.flush_collection("_default", "carts").unwrap();
+        } else {
+            manifest.drop_collection("_default", "carts").unwrap();
+        }
+        follow(&bucket, &manifest);
+        let kept = prepare(CollectionId::DEFAULT);
+        assert!(bucket.with(VB, |vbucket| vbucket.complete_next(true)).unwrap());
+        let outcomes = bucket.with(VB, |vbucket| [gone, kept].map(|seqno| vbucket.outcome(seqno)));
+        assert_eq!(outcomes.unwrap(), [Outcome::Ambiguous, Outcome::Committed]);
+    }
 }
 
 fn set(bucket: &Bucket, collection: CollectionId, key: &[u8]) -> u32 {

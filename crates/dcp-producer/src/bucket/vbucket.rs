@@ -282,6 +282,7 @@ impl VBucket {
             self.count(&item, false);
             self.supersede(item, by);
         }
+        self.durable.drop_documents(|collection| gone.is_of(collection));
     }
 
     /// Adds a newest version to the statistics, or subtracts it.
