@@ -323,6 +323,45 @@ async fn a_command_of_one_path_reads_or_changes_it() {
     assert_eq!(body(&mut client, &key).await, br#"{"a":{"n":6},"list":[1,2,3]}"#);
 }
 
+/// The macros of a document that is being created are zeros.
+#[tokio::test]
+async fn macros_of_a_missing_document_are_those_of_nothing() {
+    const XATTR_WITH_MACROS: u8 = 0x04 | 0x10;
+    let producer = start_one().await;
+    let (mut client, key) = client_and_key(&producer).await;
+    let zeros = r#""0x0000000000000000""#;
+    for (name, expected) in [
+        (".CAS", Some(zeros)),
+        (".vbucket_uuid", Some(zeros)),
+        (".seqno", Some(zeros)),
+        (".revid", Some(r#""0""#)),
+        (".exptime", Some("0")),
+        (".flags", Some("0")),
+        (".deleted", Some("true")),
+        (".datatype", Some(r#"["raw"]"#)),
+        (".value_bytes", Some("2")),
+        (".last_modified", None),
+        (".nothing", None),
+    ] {
+        let value = format!("\"${{$document{name}}}\"");
+        let (extras, path) = of_path(XATTR_WITH_MACROS, "was", &value);
+        // Without an expiry, with the flag for creating the document.
+        let extras = [&extras[..], &[0, 0, 0, 0, 1]].concat();
+        let write = Frame::request(Opcode::SUBDOC_DICT_UPSERT).with_key(&key);
+        let write = write.with_extras(&extras).with_value(&path);
+        let Some(expected) = expected else {
+            client.fail(write, Status(0xd0)).await;
+            continue;
+        };
+        client.succeed(write).await;
+        let (extras, path) = of_path(0x04, "was", "");
+        let read = Frame::request(Opcode::SUBDOC_GET).with_key(&key).with_extras(&extras);
+        let found = client.succeed(read.with_value(&path)).await;
+        assert_eq!(found.frame().value, expected.as_bytes(), "{name}");
+        client.succeed(Frame::request(Opcode::DELETE).with_key(&key)).await;
+    }
+}
+
 #[tokio::test]
 async fn who_creates_a_document_creates_its_paths() {
     const CREATE: u8 = 0x01;

@@ -6,7 +6,7 @@ use bytes::{Bytes, BytesMut};
 use dcp_proto::producer::{Item, ItemKind};
 use dcp_wire::message::PathSpec;
 use dcp_wire::xattr::{self, Xattr};
-use dcp_wire::{Datatype, Opcode, Status, Vbuuid};
+use dcp_wire::{Cas, CollectionId, Datatype, Opcode, RevSeqno, Seqno, Status, Vbuuid};
 use serde_json::{Value, json};
 
 use super::binary;
@@ -117,6 +117,29 @@ impl Document {
             "flags": item.flags,
             "last_modified": (item.cas.0 / NANOS_PER_SECOND).to_string(),
         })
+    }
+
+    /// The xattr `$document` of a document that is being created: servers fill it from a deleted
+    /// item of zeros and the initial body, without the time of a CAS.
+    pub(super) fn metadata_of_missing(&self) -> Value {
+        let none = Item {
+            kind: ItemKind::Deletion,
+            seqno: Seqno::ZERO,
+            rev_seqno: RevSeqno(0),
+            cas: Cas(0),
+            collection_id: CollectionId::DEFAULT,
+            key: Bytes::new(),
+            value: Bytes::new(),
+            datatype: Datatype::RAW,
+            flags: 0,
+            expiry: 0,
+            delete_time: 0,
+        };
+        let mut metadata = self.metadata_of(&none, Vbuuid(0));
+        if let Some(members) = metadata.as_object_mut() {
+            members.remove("last_modified");
+        }
+        metadata
     }
 
     /// Performs the lookup of one path.

@@ -15,7 +15,7 @@ pub(super) struct Macros {
     pub(super) seqno: Seqno,
     /// Checksum of the body that is written.
     pub(super) crc32c: u32,
-    /// The xattr `$document` as it was before; null if there was no document.
+    /// The xattr `$document` as it was before; null if no macro needs it.
     pub(super) document: Value,
 }
 

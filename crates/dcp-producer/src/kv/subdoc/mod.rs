@@ -235,10 +235,11 @@ impl Mutation<'_> {
             crc32c: 0,
             document: Value::Null,
         };
-        if let Some(stored) = item.as_ref().or(tombstone.as_ref())
-            && self.specs.iter().any(|spec| is_of_document(spec.value))
-        {
-            macros.document = document.metadata_of(stored, vbucket.vbuuid());
+        if self.specs.iter().any(|spec| is_of_document(spec.value)) {
+            macros.document = match item.as_ref().or(tombstone.as_ref()) {
+                Some(stored) => document.metadata_of(stored, vbucket.vbuuid()),
+                None => document.metadata_of_missing(),
+            };
         }
         // The body's checksum is known only once the body is.
         if self.specs.iter().any(|spec| is_checksum(spec.value)) {
