@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
-use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
-use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid, snappy};
+use dcp_proto::{BatchSink, ChangeSink, MutationRun, Snapshot};
+use dcp_wire::message::{Mutation, MutationView, StreamAddress};
+use dcp_wire::{Cas, Datatype, MAX_BODY_LEN, RevSeqno, Seqno, Vbid, Vbuuid, snappy};
 
 use crate::Error;
 use crate::drive::{BATCH_BYTES, BATCH_ROWS};
@@ -15,6 +16,9 @@ use crate::report::Group;
 /// Number of distinct values, each sent many times.
 const DISTINCT: usize = 1024;
 
+/// Most mutations given to the sink at once, as by the connection machine.
+const RUN: usize = 64;
+
 /// Measures values with an inflated length of `value_len` bytes. One thread does all the work.
 ///
 /// # Errors
@@ -23,8 +27,9 @@ pub fn measure(options: &Options, value_len: usize) -> Result<Group, Error> {
     let plain = json_records(DISTINCT, value_len);
     let compressed =
         plain.iter().map(|value| snappy::compress(value)).collect::<Result<Vec<_>, _>>()?;
-    let passes = options.pick(64, 256);
     let inflated: usize = plain.iter().map(Vec::len).sum();
+    // Enough batches that the memory of the first ones, which the later ones reuse, counts little.
+    let passes = options.pick(64 << 20, 1 << 30) / inflated.max(1);
     let sent: usize = compressed.iter().map(Vec::len).sum();
     let cases = vec![
         Case::reference("snap alone", || inflate(&compressed, passes)),
@@ -58,33 +63,24 @@ fn inflate(values: &[Vec<u8>], passes: usize) -> Result<Duration, Error> {
 fn into_batches(values: &[Vec<u8>], passes: usize) -> Result<Duration, Error> {
     let schema = TableSchema::new(&TableOptions::default())?;
     let mut sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
-    let key = b"key-000000000000000";
-    let (mut seqno, mut rows) = (0, 0);
+    let packets = packets(values)?;
+    let mutations = parse(&packets)?;
+    let mut rows = 0;
     let mut take = |sink: &mut ArrowSink| -> Result<(), Error> {
         rows += std::hint::black_box(sink.take_batch()?.finish()?).num_rows();
         Ok(())
     };
     let clock = ThreadClock::start();
-    for value in values.iter().cycle().take(values.len() * passes) {
-        seqno += 1;
-        sink.change(&Change {
-            op: Op::Mutation,
+    for run in std::iter::repeat_n(&mutations, passes).flat_map(|all| all.chunks(RUN)) {
+        sink.mutations(&MutationRun {
             vbid: Vbid(0),
-            seqno: Seqno(seqno),
             vbuuid: Vbuuid(1),
             epoch: 0,
             snapshot: Snapshot { start: Seqno(0), end: Seqno(u64::MAX) },
             history: false,
-            collection_id: CollectionId::DEFAULT,
-            key,
-            value,
-            datatype: Datatype::JSON.with(Datatype::SNAPPY),
-            cas: Cas(1_767_225_600_000_000_000 + (seqno << 16)),
-            rev_seqno: RevSeqno(1),
-            flags: 0,
-            expiry: 0,
-            delete_time: 0,
-        })?;
+            mutations: run,
+        })
+        .map_err(|error| error.error)?;
         if sink.rows() >= BATCH_ROWS || sink.size_bytes() >= BATCH_BYTES {
             take(&mut sink)?;
         }
@@ -95,4 +91,33 @@ fn into_batches(values: &[Vec<u8>], passes: usize) -> Result<Duration, Error> {
         return Err(format!("{rows} rows came out instead of {}", values.len() * passes).into());
     }
     Ok(elapsed)
+}
+
+/// A mutation for each value, one after the other.
+fn packets(values: &[Vec<u8>]) -> Result<Vec<u8>, Error> {
+    let mut packets = Vec::new();
+    for (value, seqno) in values.iter().zip(1..) {
+        let mutation = Mutation {
+            seqno: Seqno(seqno),
+            rev_seqno: RevSeqno(1),
+            cas: Cas(1_767_225_600_000_000_000 + (seqno << 16)),
+            datatype: Datatype::JSON.with(Datatype::SNAPPY),
+            key: b"\0key-000000000000000",
+            value,
+            ..Mutation::default()
+        };
+        mutation.encode(StreamAddress::default(), &mut packets)?;
+    }
+    Ok(packets)
+}
+
+fn parse(mut packets: &[u8]) -> Result<Vec<MutationView<'_>>, Error> {
+    let mut mutations = Vec::new();
+    while !packets.is_empty() {
+        let (mutation, rest) =
+            MutationView::parse(packets, MAX_BODY_LEN, true).ok_or("no mutation")?;
+        mutations.push(mutation);
+        packets = rest;
+    }
+    Ok(mutations)
 }
