@@ -245,7 +245,10 @@ impl Columns {
             Content::Late(_, len) => (len, len, None),
         };
         if let Some(values) = &self.values {
-            values.plain.check_room(value_bytes)?;
+            match *content {
+                Content::Compressed(block, len) => values.check_room_compressed(block, len)?,
+                _ => values.plain.check_room(value_bytes)?,
+            }
         }
         if let Some(xattrs) = &mut self.xattrs {
             xattrs.check_room(xattr_bytes)?;
@@ -272,19 +275,29 @@ impl Columns {
         Ok(())
     }
 
-    /// Appends plain mutations column by column: the packets are in the first-level cache, and each
-    /// loop touches one column only.
-    pub(crate) fn push_run(&mut self, run: &MutationRun<'_, '_>) -> Result<(), Full> {
+    /// Appends mutations without attributes column by column: the packets are in the first-level
+    /// cache, and each loop touches one column only. Appends nothing if a value has no room or, if
+    /// `some_compressed`, is not a block; then they have to be pushed one at a time.
+    pub(crate) fn push_run(
+        &mut self,
+        run: &MutationRun<'_, '_>,
+        some_compressed: bool,
+    ) -> Option<()> {
         let mutations = run.mutations;
         let key_bytes: usize = mutations.iter().map(MutationView::key_len).sum();
         let bodies: usize = mutations.iter().map(|mutation| mutation.key_and_value().len()).sum();
         let value_bytes = bodies - key_bytes;
         if let Some(keys) = &self.keys {
-            keys.check_room(key_bytes)?;
+            keys.check_room(key_bytes).ok()?;
         }
+        let first = self.rows();
         if let Some(values) = &mut self.values {
-            values.plain.check_room(value_bytes)?;
-            values.plain.push_values(mutations, value_bytes);
+            if some_compressed {
+                values.push_values_compressed(first, mutations)?;
+            } else {
+                values.plain.check_room(value_bytes).ok()?;
+                values.plain.push_values(mutations, value_bytes);
+            }
         }
         if let Some(keys) = &mut self.keys {
             keys.push_keys(mutations, key_bytes);
@@ -292,7 +305,7 @@ impl Columns {
         if let Some(xattrs) = &mut self.xattrs {
             mutations.iter().for_each(|_| xattrs.push(None));
         }
-        let rows = self.rows() + mutations.len();
+        let rows = first + mutations.len();
         self.kinds.resize(rows, RowKind::Mutation);
         self.vbuckets.resize(rows, i32::from(run.vbid.0));
         self.seqnos.extend(mutations.iter().map(|mutation| bits(mutation.seqno().0)));
@@ -310,7 +323,7 @@ impl Columns {
         fill(&mut self.snapshot_starts, rows, bits(run.snapshot.start.0));
         fill(&mut self.snapshot_ends, rows, bits(run.snapshot.end.0));
         fill(&mut self.history, rows, run.history);
-        Ok(())
+        Some(())
     }
 }
 

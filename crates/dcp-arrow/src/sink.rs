@@ -153,8 +153,11 @@ impl ChangeSink for ArrowSink {
 
     fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
         let all = run.mutations.iter().fold(0, |all, mutation| all | mutation.datatype().0);
-        // If there is no room for all of them, there may be for some.
-        if !Datatype(all).intersects(SPECIAL) && self.columns().push_run(run).is_ok() {
+        let all = Datatype(all);
+        // If not all of them can be appended, some can.
+        if !all.contains(Datatype::XATTR)
+            && self.columns().push_run(run, all.contains(Datatype::SNAPPY)).is_some()
+        {
             return Ok(());
         }
         run.give_each(self)

@@ -1,8 +1,10 @@
 //! Columns of bytes, filled with one copy from the read buffer.
 
+use std::ops::Range;
+
 use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_wire::message::MutationView;
-use dcp_wire::{DecodeError, snappy};
+use dcp_wire::{Datatype, DecodeError, snappy};
 
 use crate::{BatchLimits, BufferPool};
 
@@ -59,7 +61,7 @@ impl BytesColumn {
         Self { offsets, bytes, used: 0, written: 0, max_bytes }
     }
 
-    /// A column for values that were already checked to fit.
+    /// A column bounded by its offsets only.
     pub(crate) fn with_room_checked(rows: usize, bytes: Vec<u8>) -> Self {
         let max_column_bytes = BatchLimits::OFFSET_LIMIT;
         Self::new(rows, bytes, BatchLimits { max_column_bytes, ..BatchLimits::default() })
@@ -75,7 +77,7 @@ impl BytesColumn {
     }
 
     /// Appends rows of another column.
-    pub(crate) fn extend_from(&mut self, other: &Self, rows: std::ops::Range<usize>) {
+    pub(crate) fn extend_from(&mut self, other: &Self, rows: Range<usize>) {
         for row in rows {
             self.push(other.value(row));
         }
@@ -171,8 +173,14 @@ impl BytesColumn {
     fn take_memory(&mut self, pool: &BufferPool) {
         if self.bytes.capacity() < self.used {
             let mut bytes = pool.take(self.used);
-            bytes.clear();
-            bytes.extend_from_slice(self.bytes.get(..self.written).unwrap_or_default());
+            let written = self.bytes.get(..self.written).unwrap_or_default();
+            // A block from the pool is initialized already, and most of it need not be again.
+            if let Some(place) = bytes.get_mut(..written.len()) {
+                place.copy_from_slice(written);
+            } else {
+                bytes.clear();
+                bytes.extend_from_slice(written);
+            }
             pool.give_back(std::mem::replace(&mut self.bytes, bytes));
         }
         if self.bytes.len() < self.used {
@@ -207,13 +215,28 @@ impl BytesColumn {
     }
 
     /// The value of one row.
+    #[inline]
     pub(crate) fn value(&self, row: usize) -> &[u8] {
-        match (self.offsets.get(row), self.offsets.get(row + 1)) {
-            (Some(&start), Some(&end)) => {
-                self.bytes.get(start as usize..end as usize).unwrap_or_default()
-            }
-            _ => &[],
-        }
+        self.place(row).and_then(|place| self.bytes.get(place)).unwrap_or_default()
+    }
+
+    /// The same, to be written.
+    #[inline]
+    fn value_mut(&mut self, row: usize) -> &mut [u8] {
+        self.place(row).and_then(|place| self.bytes.get_mut(place)).unwrap_or_default()
+    }
+
+    #[inline]
+    fn place(&self, row: usize) -> Option<Range<usize>> {
+        Some(*self.offsets.get(row)? as usize..*self.offsets.get(row + 1)? as usize)
+    }
+
+    /// Removes the rows from `rows` on.
+    #[cold]
+    fn truncate(&mut self, rows: usize) {
+        self.offsets.truncate(rows + 1);
+        self.used = self.offsets.last().map_or(0, |end| *end as usize);
+        self.written = self.written.min(self.used);
     }
 }
 
@@ -225,19 +248,29 @@ impl BytesColumn {
 #[derive(Debug)]
 pub(crate) struct ValueColumn {
     pub(crate) plain: BytesColumn,
-    compressed: Vec<u8>,
-    blocks: Vec<Block>,
+    /// Allocated with the first compressed document.
+    compressed: Option<Compressed>,
     pool: BufferPool,
     limits: BatchLimits,
 }
 
-/// One compressed document.
+/// Compressed documents.
 #[derive(Debug)]
-struct Block {
-    row: usize,
-    /// End of its compressed bytes, which begin where the previous block ends.
-    source_end: usize,
-    target: std::ops::Range<usize>,
+struct Compressed {
+    blocks: BytesColumn,
+    /// The row of each block.
+    rows: Vec<usize>,
+}
+
+impl Compressed {
+    #[cold]
+    fn new(pool: &BufferPool, limits: BatchLimits) -> Self {
+        let rows = limits.expected_rows;
+        Self {
+            blocks: BytesColumn::with_room_checked(rows, pool.take(limits.expected_bytes)),
+            rows: Vec::with_capacity(rows),
+        }
+    }
 }
 
 /// The document of `row` could not be inflated.
@@ -251,8 +284,7 @@ impl ValueColumn {
     pub(crate) fn new(rows: usize, pool: &BufferPool, limits: BatchLimits) -> Self {
         Self {
             plain: BytesColumn::new(rows, pool.take(limits.expected_bytes), limits),
-            compressed: Vec::new(),
-            blocks: Vec::new(),
+            compressed: None,
             pool: pool.clone(),
             limits,
         }
@@ -261,38 +293,79 @@ impl ValueColumn {
     /// Returns unused room, unless there is little of it.
     pub(crate) fn shrink_bytes(&mut self) {
         self.plain.shrink_bytes(&self.pool);
-        let used = self.compressed.len();
-        shrink_block(&mut self.compressed, used, &self.pool);
-        if self.blocks.capacity() / MOSTLY_USED > self.blocks.len() {
-            self.blocks.shrink_to_fit();
+        if let Some(Compressed { blocks, rows }) = &mut self.compressed {
+            blocks.shrink_bytes(&self.pool);
+            if rows.capacity() / MOSTLY_USED > rows.len() {
+                blocks.offsets.shrink_to_fit();
+                rows.shrink_to_fit();
+            }
         }
     }
 
     /// Memory used by documents in bytes: inflated ones, and the compressed bytes.
     pub(crate) fn len_bytes(&self) -> usize {
-        self.plain.len_bytes() + self.compressed.len()
+        let compressed = self.compressed.as_ref();
+        self.plain.len_bytes() + compressed.map_or(0, |compressed| compressed.blocks.len_bytes())
+    }
+
+    /// Whether a compressed document that inflates to `len` bytes can be appended.
+    #[inline]
+    pub(crate) fn check_room_compressed(&self, block: &[u8], len: usize) -> Result<(), Full> {
+        let compressed = self.compressed.as_ref();
+        compressed.map_or(Ok(()), |compressed| compressed.blocks.check_room(block.len()))?;
+        self.plain.check_room(len)
     }
 
     /// Appends a compressed document that inflates to `len` bytes; the caller has checked the room.
     #[inline]
     pub(crate) fn push_compressed(&mut self, row: usize, block: &[u8], len: usize) {
-        if self.compressed.capacity() == 0 {
-            self.compressed = self.pool.take(self.limits.expected_bytes);
-            self.compressed.clear();
-            self.blocks.reserve(self.limits.expected_rows);
-        }
-        self.compressed.extend_from_slice(block);
-        let start = self.plain.used;
-        // Its bytes are written when the batch is finished.
+        let Compressed { blocks, rows } =
+            self.compressed.get_or_insert_with(|| Compressed::new(&self.pool, self.limits));
+        blocks.push(block);
+        rows.push(row);
         self.plain.push_later(len);
-        let target = start..start + len;
-        self.blocks.push(Block { row, source_end: self.compressed.len(), target });
+    }
+
+    /// Appends the values of a run from row `first` on, of which some are compressed, or nothing if one
+    /// has no room or is not a block.
+    pub(crate) fn push_values_compressed(
+        &mut self,
+        first: usize,
+        run: &[MutationView<'_>],
+    ) -> Option<()> {
+        let before = self.compressed.as_ref().map_or(0, |compressed| compressed.rows.len());
+        for (row, mutation) in (first..).zip(run) {
+            let value = mutation.value();
+            let pushed = if mutation.datatype().contains(Datatype::SNAPPY) && !value.is_empty() {
+                snappy::decompressed_len(value, self.limits.max_value_bytes)
+                    .ok()
+                    .filter(|len| self.check_room_compressed(value, *len).is_ok())
+                    .map(|len| self.push_compressed(row, value, len))
+            } else {
+                self.plain.check_room(value.len()).ok().map(|()| self.plain.push(value))
+            };
+            if pushed.is_none() {
+                self.truncate(first, before);
+                return None;
+            }
+        }
+        Some(())
+    }
+
+    /// Removes the rows from `rows` on; `blocks` of the compressed documents stay.
+    #[cold]
+    fn truncate(&mut self, rows: usize, blocks: usize) {
+        self.plain.truncate(rows);
+        if let Some(compressed) = &mut self.compressed {
+            compressed.blocks.truncate(blocks);
+            compressed.rows.truncate(blocks);
+        }
     }
 
     /// The same column with `plain` instead of its bytes and compressed documents.
     pub(crate) fn replaced_by(self, plain: BytesColumn) -> Self {
         self.pool.give_back(self.plain.bytes);
-        Self { plain, compressed: Vec::new(), blocks: Vec::new(), ..self }
+        Self { plain, compressed: None, ..self }
     }
 
     /// The column as Arrow buffers, with compressed documents inflated.
@@ -303,16 +376,13 @@ impl ValueColumn {
 
     /// Inflates compressed documents.
     pub(crate) fn inflate(&mut self) -> Result<(), BadBlock> {
+        let Some(Compressed { blocks, rows }) = self.compressed.take() else { return Ok(()) };
         self.plain.take_memory(&self.pool);
-        let mut start = 0;
-        for block in self.blocks.drain(..) {
-            let source = self.compressed.get(start..block.source_end).unwrap_or_default();
-            let target = self.plain.bytes.get_mut(block.target.clone()).unwrap_or_default();
-            snappy::decompress_exact(source, target)
-                .map_err(|error| BadBlock { row: block.row, error })?;
-            start = block.source_end;
+        for (index, row) in rows.into_iter().enumerate() {
+            snappy::decompress_exact(blocks.value(index), self.plain.value_mut(row))
+                .map_err(|error| BadBlock { row, error })?;
         }
-        self.pool.give_back(std::mem::take(&mut self.compressed));
+        self.pool.give_back(blocks.bytes);
         Ok(())
     }
 }

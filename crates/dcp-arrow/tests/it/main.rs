@@ -4,6 +4,7 @@ mod columns;
 mod documents;
 mod documents_model;
 mod model;
+mod runs;
 mod values;
 
 use arrow_array::cast::AsArray;
