@@ -1,6 +1,6 @@
 //! Clients that send packets of every layout to a cluster.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_test::packet::encoded;
@@ -18,12 +18,8 @@ use tokio::time::timeout;
 
 use crate::layouts::{headers, layouts};
 use crate::messages;
+use crate::tally::{Outcome, PATIENCE, PROBE, Report, SOON, Tally};
 use dcp_meter::{Meter, alone};
-
-/// How long the cluster may take to answer or to close, nearly always and at most: the machine is
-/// shared with other tests.
-const SOON: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the cluster may hold beyond what it was sent: what an idle connection reads into and writes
 /// from, and 64 KiB.
@@ -31,9 +27,6 @@ const BEYOND: usize = (64 << 10) + (64 << 10) + (64 << 10);
 
 /// A value next to which what a connection holds anyway is little.
 const LARGE: usize = 4 << 20;
-
-/// Opaque of the noop that follows each packet.
-const PROBE: Opaque = Opaque(0x5052_4f42);
 
 /// Connects and logs in.
 async fn ready(producer: &Producer) -> Peer<TcpStream> {
@@ -51,25 +44,24 @@ async fn ready(producer: &Producer) -> Peer<TcpStream> {
     client
 }
 
-/// Sends a packet and a noop: `true` if that is answered, `false` if the connection is closed,
-/// `None` if the cluster waits for more.
-async fn probe(client: &mut Peer<TcpStream>, packet: &[u8]) -> Option<bool> {
+/// Sends a packet and a noop, which the cluster answers at any time.
+async fn probe(client: &mut Peer<TcpStream>, packet: &[u8]) -> Outcome {
     let noop = encoded(&Frame::request(Opcode::NOOP).with_opaque(PROBE));
     if client.io.write_all(packet).await.and(client.io.write_all(&noop).await).is_err() {
-        return Some(false);
+        return Outcome::Closed;
     }
     let answer = async {
         while let Some(answer) = client.next().await {
             if (answer.opaque(), answer.opcode()) == (PROBE, Opcode::NOOP) {
-                return true;
+                return Outcome::Tolerated;
             }
         }
-        false
+        Outcome::Closed
     };
     let is_whole =
         matches!(Frame::parse(packet, MAX_BODY_LEN), Ok(Some((_, len))) if len == packet.len());
     let patience = if is_whole { PATIENCE } else { SOON };
-    timeout(patience, answer).await.ok()
+    timeout(patience, answer).await.unwrap_or(Outcome::Waited)
 }
 
 /// Says that nothing more comes, and waits until the connection is closed.
@@ -165,18 +157,6 @@ fn packets() -> Vec<(bool, &'static str, Vec<u8>)> {
     ]
 }
 
-/// What came of all layouts.
-#[derive(Default)]
-struct Tally {
-    layouts: usize,
-    answered: usize,
-    closed: usize,
-    waited: usize,
-    late: usize,
-    most: usize,
-    beyond: Vec<String>,
-}
-
 async fn play(producer: &Producer, tally: &mut Tally) {
     for (is_dcp, name, packet) in packets().into_iter().chain(messages::of_clients()) {
         let open = packets().into_iter().find(|(_, name, _)| *name == "DCP_OPEN");
@@ -194,24 +174,13 @@ async fn play(producer: &Producer, tally: &mut Tally) {
                     client
                 }
             };
-            let (meter, began) = (Meter::start(), Instant::now());
-            let outcome = probe(&mut peer, &layout).await;
-            let (most, took) = (meter.most(), began.elapsed());
-            tally.layouts += 1;
-            match outcome {
-                Some(true) => tally.answered += 1,
-                Some(false) => tally.closed += 1,
-                None => tally.waited += 1,
-            }
-            tally.most = tally.most.max(most);
-            tally.late += usize::from(outcome.is_some() && took > SOON);
-            if most > layout.len() + BEYOND {
-                tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
-            }
-            match outcome {
-                Some(true) => client = Some(peer),
-                Some(false) => {}
-                None => finish(peer).await,
+            let probing = async |layout: &[u8]| probe(&mut peer, layout).await;
+            let report = Report::of(layout, probing).await;
+            tally.add(name, &report, BEYOND);
+            match report.outcome {
+                Outcome::Tolerated => client = Some(peer),
+                Outcome::Closed => {}
+                Outcome::Waited => finish(peer).await,
             }
         }
     }
@@ -233,20 +202,7 @@ fn a_cluster_answers_or_closes_whatever_the_layout_and_holds_little() {
         other.ask_for(Frame::request(Opcode::GET).with_key(b"other"), Status::SUCCESS).await;
         tally
     });
-    let Tally { layouts, answered, closed, waited, late, most, beyond } = tally;
-    eprintln!(
-        "{layouts} layouts: {answered} answered, {closed} closed, {waited} waited, {late} late, \
-         {} KiB at most",
-        most >> 10
-    );
-    assert!(
-        beyond.is_empty(),
-        "{} held too much: {:#?}",
-        beyond.len(),
-        &beyond[..beyond.len().min(9)]
-    );
-    assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
-    assert!(layouts >= 9_760 && answered > 1000 && closed > 200, "the table does not reach far");
+    tally.judge([9_760, 1_001, 201]);
 }
 
 #[test]
@@ -274,7 +230,7 @@ fn a_large_packet_takes_a_cluster_four_times_its_size_at_most() {
                 layout.len()
             );
             most = most.max(held);
-            if outcome.is_none() {
+            if outcome == Outcome::Waited {
                 finish(client).await;
             }
         }

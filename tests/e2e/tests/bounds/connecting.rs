@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::error::Error as _;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
 use dcp_consumer::{
@@ -12,7 +12,7 @@ use dcp_consumer::{
     Transport,
 };
 use dcp_e2e::options;
-use dcp_meter::{Meter, alone};
+use dcp_meter::alone;
 use dcp_producer::{Producer, ProducerOptions, WriteOptions};
 use dcp_proto::topology::Address;
 use dcp_test::login::{Login, PASSWORD, USERNAME};
@@ -26,17 +26,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::layouts::layouts;
-
-/// How long the client may take to answer or to close, nearly always and at most: the machine is
-/// shared with other tests.
-const SOON: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(10);
+use crate::tally::{Outcome, PATIENCE, PROBE, Report, SOON, Tally};
 
 /// What the client may hold beyond what it was sent and what an idle connection holds.
 const BEYOND: usize = 64 << 10;
-
-/// Opaque of the noop that follows each packet.
-const PROBE: Opaque = Opaque(0x5052_4f42);
 
 const CONFIG: &[u8] = br#"{"rev":3,"name":"default","uuid":"ab","nodesExt":[{"services":{"kv":9}}],"vBucketServerMap":{"serverList":["$HOST:9"],"vBucketMap":[[0]]}}"#;
 const REFUSAL: &[u8] = br#"{"error":{"context":"no"}}"#;
@@ -112,15 +105,6 @@ impl Dial for Door {
     }
 }
 
-/// How a client took a layout.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Outcome {
-    Tolerated,
-    Closed,
-    /// More is awaited.
-    Waited,
-}
-
 /// The server's part of one connection.
 #[derive(Debug)]
 struct Server {
@@ -129,15 +113,6 @@ struct Server {
     /// Requests that arrived meanwhile.
     waiting: VecDeque<dcp_test::packet::Packet>,
     asked: BTreeMap<u8, usize>,
-}
-
-/// What a layout did.
-#[derive(Debug)]
-struct Report {
-    layout: Vec<u8>,
-    outcome: Outcome,
-    most: usize,
-    took: Duration,
 }
 
 impl Server {
@@ -179,11 +154,9 @@ impl Server {
             let answer = self.login.answer(&request);
             if now == moment && report.is_none() {
                 let layout = layouts(&packet(moment.2, &answer)).into_iter().nth(number)?;
-                let (meter, began) = (Meter::start(), Instant::now());
-                let outcome = self.probe(&layout).await;
-                let (most, took) = (meter.most(), began.elapsed());
-                report = Some(Report { layout, outcome, most, took });
-                if outcome != Outcome::Tolerated {
+                let probed = Report::of(layout, async |layout: &[u8]| self.probe(layout).await);
+                let probed = report.insert(probed.await);
+                if probed.outcome != Outcome::Tolerated {
                     return report;
                 }
             }
@@ -338,34 +311,6 @@ fn check(moment: Moment, report: &Report, error: Option<Error>) {
     assert!(is_typed && !shown.contains("panicked"), "{moment:?} {report:02x?}: {shown}");
 }
 
-#[derive(Default)]
-struct Tally {
-    layouts: usize,
-    tolerated: usize,
-    closed: usize,
-    waited: usize,
-    late: usize,
-    most: usize,
-    beyond: Vec<String>,
-}
-
-impl Tally {
-    fn add(&mut self, moment: Moment, report: &Report) {
-        self.layouts += 1;
-        match report.outcome {
-            Outcome::Tolerated => self.tolerated += 1,
-            Outcome::Closed => self.closed += 1,
-            Outcome::Waited => self.waited += 1,
-        }
-        let is_late = report.outcome != Outcome::Waited && report.took > SOON;
-        self.late += usize::from(is_late);
-        self.most = self.most.max(report.most);
-        if report.most > report.layout.len() + BEYOND {
-            self.beyond.push(format!("{moment:?}: {} KiB, {report:02x?}", report.most >> 10));
-        }
-    }
-}
-
 #[test]
 fn a_client_connects_or_fails_with_a_cause_whatever_the_layout_of_an_answer() {
     let _alone = alone();
@@ -380,7 +325,7 @@ fn a_client_connects_or_fails_with_a_cause_whatever_the_layout_of_an_answer() {
         for moment in UNTIL_CONNECTED {
             let mut number = 0;
             while let Some(report) = rig.connect(moment, number).await {
-                tally.add(moment, &report);
+                tally.add(moment, &report, BEYOND);
                 number += 1;
             }
             assert!(number > 50, "{moment:?} did not come");
@@ -391,7 +336,7 @@ fn a_client_connects_or_fails_with_a_cause_whatever_the_layout_of_an_answer() {
         for moment in UNTIL_STREAM {
             let mut number = 0;
             while let Some(report) = rig.stream(&client, moment, number).await {
-                tally.add(moment, &report);
+                tally.add(moment, &report, BEYOND);
                 number += 1;
             }
             assert!(number > 50, "{moment:?} did not come");
@@ -402,18 +347,5 @@ fn a_client_connects_or_fails_with_a_cause_whatever_the_layout_of_an_answer() {
         assert_eq!(batch.finish().expect("a batch").num_rows(), 1);
         tally
     });
-    let Tally { layouts, tolerated, closed, waited, late, most, beyond } = tally;
-    eprintln!(
-        "{layouts} layouts: {tolerated} tolerated, {closed} closed, {waited} waited, {late} late, \
-         {} KiB at most",
-        most >> 10
-    );
-    assert!(
-        beyond.is_empty(),
-        "{} held too much: {:#?}",
-        beyond.len(),
-        &beyond[..beyond.len().min(9)]
-    );
-    assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
-    assert!(layouts >= 5_000 && tolerated > 500 && closed > 500, "the table does not reach far");
+    tally.judge([5_000, 501, 501]);
 }

@@ -7,4 +7,5 @@ mod floods;
 mod layouts;
 mod messages;
 mod servers;
+mod tally;
 mod tap;

@@ -6,7 +6,7 @@ use dcp_test::with;
 use std::error::Error as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch, TableOptions, TableSchema};
 use dcp_consumer::{
@@ -28,22 +28,15 @@ use tokio::time::timeout;
 
 use crate::layouts::{headers, layouts};
 use crate::messages;
+use crate::tally::{Outcome, PATIENCE, PROBE, Report, SOON, Tally};
 use crate::tap::{Dialer, Open, Taken, Tap};
 use dcp_meter::{Meter, alone};
-
-/// How long the client may take to answer or to close, nearly always and at most: the machine is
-/// shared with other tests.
-const SOON: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// What the client may hold beyond what it was sent and what an idle connection holds.
 const BEYOND: usize = 64 << 10;
 
 /// A value next to which what a connection holds anyway is little.
 const LARGE: usize = 4 << 20;
-
-/// Opaque of the noop that follows each packet.
-const PROBE: Opaque = Opaque(0x5052_4f42);
 
 /// A client, and the way on which its connections are taken over.
 struct Rig {
@@ -225,37 +218,26 @@ fn packet(name: &str, stream: &Open) -> (Vec<u8>, Vec<u8>) {
     (before, out)
 }
 
-/// Sends packets and a noop: `true` if that is answered, `false` if the connection is closed, `None`
-/// if the client waits for more.
-async fn probe(taken: &mut Taken, before: &[u8], layout: &[u8]) -> Option<bool> {
+/// Sends packets and a noop, which a client answers at any time.
+async fn probe(taken: &mut Taken, before: &[u8], layout: &[u8]) -> Outcome {
     let noop = encoded(&Frame::request(Opcode::DCP_NOOP).with_opaque(PROBE));
     if taken.client.write_all(&[before, layout, &noop].concat()).await.is_err() {
-        return Some(false);
+        return Outcome::Closed;
     }
     let mut client = Peer::new(&mut taken.client);
     let answer = async {
         while let Some(answer) = client.next().await {
             if answer.opaque() == PROBE && answer.frame().header.magic.is_response() {
-                return true;
+                return Outcome::Tolerated;
             }
         }
-        false
+        Outcome::Closed
     };
     let whole = Frame::parse(layout, MAX_BODY_LEN);
     let is_whole =
         !matches!(whole, Ok(None)) && !matches!(whole, Ok(Some((_, len))) if len != layout.len());
-    timeout(if is_whole { PATIENCE } else { SOON / 4 }, answer).await.ok()
-}
-
-#[derive(Default)]
-struct Tally {
-    layouts: usize,
-    survived: usize,
-    closed: usize,
-    waited: usize,
-    late: usize,
-    most: usize,
-    beyond: Vec<String>,
+    let patience = if is_whole { PATIENCE } else { SOON / 4 };
+    timeout(patience, answer).await.unwrap_or(Outcome::Waited)
 }
 
 async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
@@ -272,30 +254,19 @@ async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
         open.seqno += 100;
         let (before, packet) = packet(name, open);
         let Some(layout) = layouts(&packet).into_iter().nth(number) else { continue };
-        let (meter, began) = (Meter::start(), Instant::now());
-        let outcome = probe(&mut taken, &before, &layout).await;
-        let (most, took) = (meter.most(), began.elapsed());
-        tally.layouts += 1;
-        tally.most = tally.most.max(most);
-        tally.late += usize::from(outcome.is_some() && took > SOON);
-        if most > before.len() + layout.len() + BEYOND {
-            tally.beyond.push(format!("{name} {layout:02x?}: {} KiB", most >> 10));
-        }
-        match outcome {
-            Some(true) => {
-                tally.survived += 1;
-                connection = Some((stream, taken));
-                continue;
-            }
-            Some(false) => tally.closed += 1,
-            None => tally.waited += 1,
+        let probing = async |layout: &[u8]| probe(&mut taken, &before, layout).await;
+        let report = Report::of(layout, probing).await;
+        tally.add(name, &report, before.len() + BEYOND);
+        if report.outcome == Outcome::Tolerated {
+            connection = Some((stream, taken));
+            continue;
         }
         drop(taken);
         let error = failure(&mut stream).await;
         // Nothing is tried again: the time for that is over, and why is the cause.
         let is_typed = error.kind() != ErrorKind::Timeout || error.source().is_some();
         let shown = Chain(&error).to_string();
-        assert!(is_typed && !shown.contains("panicked"), "{name} {layout:02x?}: {shown}");
+        assert!(is_typed && !shown.contains("panicked"), "{name} {report:02x?}: {shown}");
     }
 }
 
@@ -316,20 +287,7 @@ fn a_client_goes_on_or_fails_with_a_cause_whatever_the_layout_and_holds_little()
         assert_eq!(batch.finish().expect("a batch").num_rows(), 1);
         tally
     });
-    let Tally { layouts, survived, closed, waited, late, most, beyond } = tally;
-    eprintln!(
-        "{layouts} layouts: {survived} survived, {closed} closed, {waited} waited, {late} late, \
-         {} KiB at most",
-        most >> 10
-    );
-    assert!(
-        beyond.is_empty(),
-        "{} held too much: {:#?}",
-        beyond.len(),
-        &beyond[..beyond.len().min(9)]
-    );
-    assert!(late * 50 <= layouts, "{late} of {layouts} took longer than {SOON:?}");
-    assert!(layouts >= 9_760 && survived > 500 && closed > 500, "the table does not reach far");
+    tally.judge([9_760, 501, 501]);
 }
 
 #[test]
