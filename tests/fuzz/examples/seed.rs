@@ -146,7 +146,7 @@ fn of_value(value: &[u8], datatype: Datatype, seeds: &mut Seeds) {
     if value.is_empty() || value.len() > 200 {
         return;
     }
-    for table in 0..4 {
+    for table in [0, 4, 8, 12, 1, 2, 3] {
         seeds.add("documents", &[&[table, 0x10, datatype.0, b'k', short_len(value)], value]);
     }
     if datatype.contains(Datatype::SNAPPY) {
@@ -231,7 +231,7 @@ fn written_by_hand(seeds: &mut Seeds) {
         let document = value.as_bytes();
         let packed = snappy::compress(document).unwrap_or_default();
         seeds.add("snappy", &[&packed]);
-        for table in 0..4 {
+        for table in [0, 4, 8, 12, 1, 2, 3] {
             seeds.add("documents", &[&[table, 0, 1, short_len(document)], document]);
             seeds.add("documents", &[&[table, 0, 3, short_len(&packed)], &packed]);
         }
