@@ -9,7 +9,7 @@ mod polls;
 mod shared;
 mod unusable;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -358,8 +358,12 @@ impl<S: BatchSink> Cluster<S> {
                 }
             }
         }
+        // Usually none: looking through the vBuckets once saves doing so for every node.
+        let requesting = self.reconciler.requesting();
         for (address, node) in &self.nodes {
-            if let Slot::Up { id, commands, .. } = &node.slot {
+            if let Slot::Up { id, commands, .. } = &node.slot
+                && requesting.contains(id)
+            {
                 for (vbid, end_seqno, from) in self.reconciler.take_requests(*id) {
                     // An ended task accepts nothing; one that is ending returns what it was sent.
                     let command = Command::Open { vbid, end_seqno, from };
@@ -380,8 +384,8 @@ impl<S: BatchSink> Cluster<S> {
             self.poll_progress(now);
         }
         self.observe(now);
-        let nodes = &self.nodes;
-        self.reconciler.check(|id| nodes.values().any(|node| node.id() == Some(id)))
+        let alive: BTreeSet<_> = self.nodes.values().filter_map(Node::id).collect();
+        self.reconciler.check(|id| alive.contains(&id))
     }
 
     /// Why a vBucket that the map assigns to no node is not streamed.

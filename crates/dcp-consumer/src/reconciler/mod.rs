@@ -2,7 +2,7 @@
 
 mod decisions;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -147,6 +147,15 @@ impl Reconciler {
             State::BackingOff { from, .. } => State::Opening { on, from: Some(from) },
             other => other,
         };
+    }
+
+    /// Connections over which streams must be requested.
+    pub(crate) fn requesting(&self) -> BTreeSet<ConnectionId> {
+        let waiting = |entry: &Entry| match entry.state {
+            State::Opening { on, from: Some(_) } => Some(on),
+            _ => None,
+        };
+        self.vbuckets.values().filter_map(waiting).collect()
     }
 
     /// The streams that a newly opened connection must request.

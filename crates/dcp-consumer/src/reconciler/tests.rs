@@ -43,8 +43,10 @@ fn streaming(now: Instant) -> Reconciler {
 fn reopen(reconciler: &mut Reconciler, now: Instant) {
     assert_eq!(reconciler.due(now), [VB]);
     reconciler.assign(VB, ON);
+    assert!(reconciler.requesting().contains(&ON));
     assert_eq!(reconciler.take_requests(ON).len(), 1);
     assert_eq!(reconciler.take_requests(ON).len(), 0, "asked for once");
+    assert!(reconciler.requesting().is_empty());
     reconciler.opened(VB, ON, now);
 }
 
