@@ -124,6 +124,12 @@ pub enum Error {
     /// The bucket exists.
     #[error("the bucket exists already: drop it first")]
     BucketExists,
+    /// The cluster has as many buckets as it may have.
+    #[error("there are {max} buckets already, the most a cluster has: drop one first")]
+    TooManyBuckets {
+        /// The limit.
+        max: usize,
+    },
     /// There is no collection of that name.
     #[error("there is no collection {scope}.{collection}: create it first")]
     UnknownCollection {

@@ -3,16 +3,17 @@
 //! [`Producer::start`] opens one loopback port per node. Couchbase SDKs write documents to it, DCP
 //! clients stream its changes, and the program that owns the [`Producer`] can do both directly, and
 //! more than clients can: persist at a given moment, purge, roll a vBucket back, fail over, kill or
-//! restart a node, rebalance, drop the bucket, create collections.
+//! restart a node, rebalance, drop the bucket, create collections. It begins with one bucket, which
+//! these operations are about; clients may create others through the management port.
 //!
 //! From the top down, where each layer knows only those below it:
 //!
 //! * `producer` is the handle of a cluster and its operations.
 //! * `server` moves bytes between sockets and the machines of a connection: `kv` answers its
 //!   commands, DCP excepted; DCP connections are driven by [`dcp_proto::producer`]. `http` answers
-//!   requests to a node's management port, `store` keeps the bucket in a data folder, if there is
-//!   one.
-//! * `cluster` knows which node has which vBucket and what clients see of it.
+//!   requests to a node's management port, `store` keeps the buckets in a data folder, if
+//!   there is one.
+//! * `cluster` knows the nodes and the buckets: which node has which vBucket, and what clients see of it.
 //! * `bucket` stores documents: seqnos, checkpoints in memory, an image of the disk, failover
 //!   tables. It has no tasks and no clock.
 //! * `fault` injects faults into connections, by rules that are data.

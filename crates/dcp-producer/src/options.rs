@@ -19,7 +19,7 @@ pub struct User {
     /// Password clients authenticate with.
     pub password: String,
     /// Where the user has the role: scopes such as `inventory` and collections such as
-    /// `inventory.hotels`. `None` for the whole bucket; empty for nothing.
+    /// `inventory.hotels`, in every bucket. `None` for whole buckets; empty for nothing.
     pub reads: Option<Vec<String>>,
 }
 
@@ -42,9 +42,9 @@ pub struct ProducerOptions {
     /// Number of vBuckets, spread evenly over the nodes (1 to 1024). Default 64.
     pub vbuckets: u16,
     /// Number of replicas of each vBucket, each on another node (0 to 3); fewer if there are too
-    /// few nodes. Default 0.
+    /// few nodes. Other buckets may have another number. Default 0.
     pub replicas: u8,
-    /// Name of the bucket. Default `default`.
+    /// Name of the first bucket. Default `default`.
     pub bucket: String,
     /// Name clients authenticate with. Default `Administrator`.
     pub username: String,
@@ -81,20 +81,21 @@ pub struct ProducerOptions {
     pub dcp_idle_timeout: Duration,
     /// How long a client waits for a seqno to be persisted. Default 30 s.
     pub persistence_timeout: Duration,
-    /// Memory quota of the bucket for documents and tombstones, in bytes. Default 8 GiB.
+    /// Memory quota of a bucket for documents and tombstones, in bytes, unless it is set when the
+    /// bucket is created. Default 8 GiB.
     pub memory_quota_bytes: usize,
     /// Bytes of overwritten documents kept so that vBuckets can be rolled back. Default 256 MiB.
     pub history_bytes: usize,
     /// Whether clients may stream every version of a document (`change_streams`), as far as
     /// `history_bytes` goes. Default `false`.
     pub keeps_history: bool,
-    /// Whether the bucket is ephemeral: it has no disk, so a node loses its data when it stops.
+    /// Whether the first bucket is ephemeral: it has no disk, so a node loses its data when it stops.
     /// Default `false`.
     pub ephemeral: bool,
     /// Alternate name or address of the nodes for clients elsewhere, sent in the cluster map.
     /// Default none.
     pub alternate_host: Option<String>,
-    /// Folder that keeps the bucket when the process ends; created if it does not exist. Only one
+    /// Folder that keeps the buckets when the process ends; created if it does not exist. Only one
     /// process can use it at a time. Default none: everything is lost then.
     pub data: Option<PathBuf>,
     /// How long a change waits in memory before it is persisted. Default 50 ms.
@@ -174,7 +175,14 @@ impl ProducerOptions {
     const DEFAULT_PASSWORD: &str = "password";
     const MAX_NODES: usize = 64;
     const MAX_VBUCKETS: u16 = 1024;
-    const MAX_REPLICAS: u8 = 3;
+    pub(crate) const MAX_REPLICAS: u8 = 3;
+    /// What a bucket may be called.
+    pub(crate) const BUCKET_NAME: &str = "must be 1 to 100 letters, digits, `_`, `-`, `.` or `%`";
+
+    pub(crate) fn is_bucket_name(name: &str) -> bool {
+        (1..=100).contains(&name.len())
+            && name.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.%".contains(&b))
+    }
 
     pub(crate) fn check(&self) -> Result<(), Error> {
         let invalid = |option, reason: String| Err(Error::InvalidOption { option, reason });
@@ -191,14 +199,8 @@ impl ProducerOptions {
         if self.replicas > Self::MAX_REPLICAS {
             return invalid("replicas", format!("must be 0 to {}", Self::MAX_REPLICAS));
         }
-        if self.bucket.is_empty()
-            || self.bucket.len() > 100
-            || !self.bucket.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.%".contains(&b))
-        {
-            return invalid(
-                "bucket",
-                "must be 1 to 100 letters, digits, `_`, `-`, `.` or `%`".to_owned(),
-            );
+        if !Self::is_bucket_name(&self.bucket) {
+            return invalid("bucket", Self::BUCKET_NAME.to_owned());
         }
         if self.username.is_empty() || self.username.contains('\0') {
             return invalid("username", "must not be empty or contain NUL".to_owned());

@@ -2,25 +2,14 @@
 
 use dcp_wire::Vbid;
 
-use super::Cluster;
-use super::map::MapNode;
+use super::ServedBucket;
 use crate::Error;
 use crate::bucket::Copies;
 
-impl Cluster {
+impl ServedBucket {
     /// Moves the copies of all vBuckets to an even layout, each with its history.
-    pub(super) fn lay_out(&self, nodes: &[MapNode]) -> Result<(), Error> {
-        let usable = self.usable(nodes);
-        self.bucket.vbids().try_for_each(|vbid| self.lay_out_one(&usable, vbid))
-    }
-
-    /// The nodes that can have copies.
-    pub(super) fn usable(&self, nodes: &[MapNode]) -> Vec<usize> {
-        let is_usable = |&node: &usize| {
-            nodes.get(node).is_some_and(|node| node.is_member)
-                && self.power(node).is_some_and(|power| power.is_on())
-        };
-        (0..nodes.len()).filter(is_usable).collect()
+    pub(super) fn lay_out(&self, usable: &[usize]) -> Result<(), Error> {
+        self.bucket.vbids().try_for_each(|vbid| self.lay_out_one(usable, vbid))
     }
 
     /// Whether the copies of a vBucket are placed as in an even layout.
@@ -47,7 +36,7 @@ impl Cluster {
     fn chain(&self, usable: &[usize], vbid: Vbid) -> Vec<usize> {
         let count = usize::from(self.bucket.vbucket_count());
         let first = vbid.index() * usable.len() / count.max(1);
-        let copies = (1 + usize::from(self.facts.replicas)).min(usable.len());
+        let copies = (1 + usize::from(self.replicas())).min(usable.len());
         usable.iter().cycle().skip(first).take(copies).copied().collect()
     }
 

@@ -1,4 +1,4 @@
-//! One version of the cluster map.
+//! One version of the cluster map: of the nodes, and of each bucket.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,74 +17,40 @@ pub(super) struct MapNode {
     pub(super) is_member: bool,
 }
 
-/// Properties that are the same in every version of the map.
+/// Properties that are the same in every version of a bucket's map.
 #[derive(Debug)]
-pub(crate) struct MapFacts {
-    pub(crate) bucket_name: String,
-    pub(crate) replicas: u8,
-    pub(crate) alternate_host: Option<String>,
-    pub(crate) is_ephemeral: bool,
+pub(super) struct MapFacts {
+    pub(super) bucket_name: String,
+    pub(super) replicas: u8,
+    pub(super) is_ephemeral: bool,
 }
 
-/// One version of the cluster map, as sent by each node.
+/// One version of the map of the nodes, without a bucket.
 #[derive(Debug)]
-pub(crate) struct ClusterMap {
+pub(crate) struct NodeMap {
+    /// Above those of all maps before it, of buckets too.
     pub(crate) version: ConfigVersion,
-    pub(super) nodes: Vec<MapNode>,
-    /// Identity of the bucket, 32 hex digits; `None` while it is dropped.
-    pub(crate) bucket_uuid: Option<Arc<str>>,
-    pub(crate) manifest: Arc<Manifest>,
-    facts: Arc<MapFacts>,
-    /// Nodes of the copies of each vBucket, the active one's first.
-    chains: Vec<Vec<usize>>,
-    /// By node; rendered on first use, since a rebalance creates many versions that are never
-    /// requested.
-    views: Vec<OnceLock<MapView>>,
+    pub(super) nodes: Arc<[MapNode]>,
+    /// Alternate name of the nodes.
+    alternate_host: Option<Arc<str>>,
+    /// By node, in JSON; written on first use, since a rebalance creates many versions that are
+    /// never requested.
+    views: Vec<OnceLock<Bytes>>,
 }
 
-/// The map as sent by one node.
-#[derive(Clone, Debug)]
-pub(crate) struct MapView {
-    /// With the bucket; empty while it is dropped.
-    pub(crate) bucket: Bytes,
-    /// For connections without a bucket.
-    pub(crate) global: Bytes,
-}
-
-impl ClusterMap {
-    /// A map without nodes.
-    pub(super) fn empty(version: ConfigVersion, facts: Arc<MapFacts>) -> Self {
-        Self::new(version, Vec::new(), None, Arc::default(), facts, Vec::new())
-    }
-
-    /// The map with the copies placed according to `chains`.
+impl NodeMap {
     pub(super) fn new(
         version: ConfigVersion,
-        nodes: Vec<MapNode>,
-        bucket_uuid: Option<Arc<str>>,
-        manifest: Arc<Manifest>,
-        facts: Arc<MapFacts>,
-        chains: Vec<Vec<usize>>,
+        nodes: Arc<[MapNode]>,
+        alternate_host: Option<Arc<str>>,
     ) -> Self {
         let views = nodes.iter().map(|_| OnceLock::new()).collect();
-        Self { version, nodes, bucket_uuid, manifest, facts, chains, views }
+        Self { version, nodes, alternate_host, views }
     }
 
-    fn write_out(&self, teller: usize) -> MapView {
-        let facts = &*self.facts;
-        let chains = positions(&self.nodes, facts.replicas, &self.chains);
-        let members: Vec<_> = members(facts, &self.nodes, teller).collect();
-        let bucket = self.bucket_uuid.as_ref().map(|uuid| BucketView {
-            name: &facts.bucket_name,
-            uuid,
-            is_ephemeral: facts.is_ephemeral,
-            manifest_uid: self.manifest.uid().to_string(),
-            replicas: facts.replicas,
-            chains: &chains,
-        });
-        let bucket = bucket.map(|bucket| config_json::bucket(self.version, &members, &bucket));
-        let global = config_json::global(self.version, &members);
-        MapView { bucket: bucket.unwrap_or_default(), global }
+    /// The next version.
+    pub(super) fn next(&self, version: ConfigVersion, nodes: Arc<[MapNode]>) -> Self {
+        Self::new(version, nodes, self.alternate_host.clone())
     }
 
     /// Whether a node belongs to the cluster.
@@ -98,22 +64,76 @@ impl ClusterMap {
     }
 
     /// The map as sent by `node`.
-    pub(crate) fn view(&self, node: usize) -> Option<&MapView> {
-        self.views.get(node).map(|view| view.get_or_init(|| self.write_out(node)))
+    pub(crate) fn view(&self, node: usize) -> Option<&Bytes> {
+        let write = || config_json::global(self.version, &self.members(node));
+        self.views.get(node).map(|view| view.get_or_init(write))
+    }
+
+    fn members(&self, teller: usize) -> Vec<Member<'_>> {
+        let member = |(index, node): (usize, &MapNode)| Member {
+            node: node.addresses,
+            is_teller: index == teller,
+            alternate_host: self.alternate_host.as_deref(),
+        };
+        self.nodes.iter().enumerate().filter(|(_, node)| node.is_member).map(member).collect()
     }
 }
 
-fn members<'a>(
-    facts: &'a MapFacts,
-    nodes: &'a [MapNode],
-    teller: usize,
-) -> impl Iterator<Item = Member<'a>> {
-    let member = move |(index, node): (usize, &MapNode)| Member {
-        node: node.addresses,
-        is_teller: index == teller,
-        alternate_host: facts.alternate_host.as_deref(),
-    };
-    nodes.iter().enumerate().filter(|(_, node)| node.is_member).map(member)
+/// One version of a bucket's map, as sent by each node.
+#[derive(Debug)]
+pub(crate) struct BucketMap {
+    pub(crate) version: ConfigVersion,
+    /// Identity of the bucket, 32 hex digits; `None` while it is dropped.
+    pub(crate) bucket_uuid: Option<Arc<str>>,
+    pub(crate) manifest: Arc<Manifest>,
+    /// The nodes at that time.
+    nodes: Arc<NodeMap>,
+    facts: Arc<MapFacts>,
+    /// Nodes of the copies of each vBucket, the active one's first.
+    chains: Vec<Vec<usize>>,
+    /// By node, in JSON, as in [`NodeMap`].
+    views: Vec<OnceLock<Bytes>>,
+}
+
+impl BucketMap {
+    /// The map of a bucket that does not exist yet.
+    pub(super) fn empty(nodes: Arc<NodeMap>, facts: Arc<MapFacts>) -> Self {
+        Self::new(nodes, None, Arc::default(), facts, Vec::new())
+    }
+
+    /// The map with the copies placed according to `chains`.
+    pub(super) fn new(
+        nodes: Arc<NodeMap>,
+        bucket_uuid: Option<Arc<str>>,
+        manifest: Arc<Manifest>,
+        facts: Arc<MapFacts>,
+        chains: Vec<Vec<usize>>,
+    ) -> Self {
+        let views = nodes.nodes.iter().map(|_| OnceLock::new()).collect();
+        Self { version: nodes.version, bucket_uuid, manifest, nodes, facts, chains, views }
+    }
+
+    fn write_out(&self, teller: usize) -> Bytes {
+        let (facts, nodes) = (&*self.facts, &*self.nodes);
+        let Some(uuid) = &self.bucket_uuid else {
+            return Bytes::new();
+        };
+        let chains = positions(&nodes.nodes, facts.replicas, &self.chains);
+        let bucket = BucketView {
+            name: &facts.bucket_name,
+            uuid,
+            is_ephemeral: facts.is_ephemeral,
+            manifest_uid: self.manifest.uid().to_string(),
+            replicas: facts.replicas,
+            chains: &chains,
+        };
+        config_json::bucket(self.version, &nodes.members(teller), &bucket)
+    }
+
+    /// The map as sent by `node`; empty while the bucket is dropped.
+    pub(crate) fn view(&self, node: usize) -> Option<&Bytes> {
+        self.views.get(node).map(|view| view.get_or_init(|| self.write_out(node)))
+    }
 }
 
 /// Numbers of nodes as positions among the members of the map.

@@ -5,12 +5,12 @@ use dcp_proto::producer::{FailoverTable, Item, VBucketState};
 use dcp_wire::message::{DurabilityLevel, SnapshotMarker};
 use dcp_wire::{Seqno, Vbid};
 
-use super::NodeBucket;
+use super::served::NodeBucket;
 use crate::bucket::VBucket;
 
 impl NodeBucket<'_> {
     fn with<T>(&self, vbid: Vbid, op: impl FnOnce(&mut VBucket) -> T) -> Option<T> {
-        self.cluster.bucket.with_on(self.node, vbid, op)
+        self.served.bucket.with_on(self.node, vbid, op)
     }
 
     /// Like `with`, unless the copy has become active meanwhile.

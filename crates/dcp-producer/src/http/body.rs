@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
+use dcp_wire::message::ConfigVersion;
 use hyper::body::{Frame, SizeHint};
 use tokio_util::sync::CancellationToken;
 
 use super::documents::{self, Detail};
-use crate::cluster::{Cluster, Follower as MapFollower};
+use crate::cluster::{Cluster, Follower as MapFollower, ServedBucket};
 
 /// Separator after each configuration of a streaming response.
 const SEPARATOR: &[u8] = b"\n\n\n\n";
@@ -92,15 +93,19 @@ impl hyper::body::Body for Body {
 #[derive(Debug)]
 pub(super) struct Follower {
     cluster: Arc<Cluster>,
+    served: Arc<ServedBucket>,
     node: usize,
     detail: Detail,
     version: MapFollower,
+    /// Version that was sent last.
+    sent: Option<ConfigVersion>,
     stop: CancellationToken,
 }
 
 impl Follower {
     pub(super) fn new(
         cluster: Arc<Cluster>,
+        served: Arc<ServedBucket>,
         node: usize,
         detail: Detail,
         stop: CancellationToken,
@@ -108,15 +113,24 @@ impl Follower {
         let mut version = cluster.follow_map();
         // The current configuration is sent first.
         version.mark_unseen();
-        Self { cluster, node, detail, version, stop }
+        Self { cluster, served, node, detail, version, sent: None, stop }
     }
 
     /// The next configuration with its separator; `None` once the bucket was dropped or the cluster
     /// stopped.
     async fn next(mut self) -> Option<(Bytes, Self)> {
-        self.stop.run_until_cancelled(self.version.changed()).await?;
-        self.version.mark_seen();
-        let mut config = documents::bucket(&self.cluster, self.node, self.detail)?.into_bytes();
+        loop {
+            self.stop.run_until_cancelled(self.version.changed()).await?;
+            self.version.mark_seen();
+            let version = Some(self.served.map().version);
+            // Other buckets' maps may have changed.
+            if self.sent < version {
+                self.sent = version;
+                break;
+            }
+        }
+        let (cluster, served) = (&self.cluster, &self.served);
+        let mut config = documents::bucket(cluster, served, self.node, self.detail)?.into_bytes();
         config.extend_from_slice(SEPARATOR);
         Some((config.into(), self))
     }

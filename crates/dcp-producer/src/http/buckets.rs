@@ -1,17 +1,19 @@
-//! Creating, changing, flushing and dropping the bucket through the management port.
+//! Creating, changing, flushing and dropping buckets through the management port.
+
+use std::sync::Arc;
 
 use hyper::{Method, StatusCode};
 use serde_json::{Map, Value, json};
 
-use super::documents;
+use super::documents::{self, fixed};
 use super::form::{Answer, field};
-use crate::Error;
-use crate::cluster::Cluster;
+use crate::cluster::{BucketSettings, Cluster, ServedBucket};
+use crate::{Error, ProducerOptions};
 
 /// Lowest memory quota, as in servers.
 const MIN_QUOTA_MB: usize = 100;
 
-/// Settings that are decided when the cluster starts.
+/// Settings that are decided when a bucket is created; most are those of the cluster.
 const FIXED: [&str; 9] = [
     "bucketType",
     "compressionMode",
@@ -24,70 +26,104 @@ const FIXED: [&str; 9] = [
     "storageBackend",
 ];
 
-/// Applies a request; `None` if there is no such request. `path` is what follows `buckets` and starts
-/// with the name of the bucket.
+/// Settings without which documents would not be kept as a new bucket's creator expects; of the
+/// others that an embedded cluster lacks, clients notice nothing.
+const MATTERING: [&str; 3] = ["conflictResolutionType", "durabilityMinLevel", "maxTTL"];
+
+/// Applies a request about a bucket; `None` if there is no such request. `path` is what follows the
+/// name of the bucket.
 pub(super) fn change(
     cluster: &Cluster,
+    served: &Arc<ServedBucket>,
     node: usize,
     method: &Method,
     path: &[&str],
     form: &[u8],
 ) -> Option<Answer> {
-    let is_there = || cluster.map().bucket_uuid.is_some();
     match (method, path) {
-        (&Method::POST, []) => Some(create(cluster, form)),
-        (_, [_] | [_, "controller", "doFlush"]) if !is_there() => {
-            Some((StatusCode::NOT_FOUND, "Requested resource not found.\r\n".to_owned()))
-        }
-        (&Method::POST, [_]) => Some(update(cluster, node, form)),
-        (&Method::DELETE, [_]) => Some(done(cluster.drop_bucket())),
-        (&Method::POST, [_, "controller", "doFlush"]) if !cluster.may_flush() => {
+        (&Method::POST, []) => Some(update(cluster, served, node, form)),
+        (&Method::DELETE, []) => Some(done(cluster.drop_bucket(served))),
+        (&Method::POST, ["controller", "doFlush"]) if !served.may_flush() => {
             let why = json!({"_": "Flush is disabled for the bucket"});
             Some((StatusCode::BAD_REQUEST, why.to_string()))
         }
-        (&Method::POST, [_, "controller", "doFlush"]) => Some(done(cluster.flush_bucket())),
+        (&Method::POST, ["controller", "doFlush"]) => Some(done(cluster.flush_bucket(served))),
         _ => None,
     }
 }
 
-fn create(cluster: &Cluster, form: &[u8]) -> Answer {
-    let name = cluster.bucket_name();
-    if field(form, "name").unwrap_or_default() != name {
-        let why = format!(
-            "an embedded cluster has one bucket, called '{name}'; start another cluster for another"
-        );
-        return refused("name", &why);
-    }
-    let settings = match Settings::read(form) {
+/// Creates a bucket.
+pub(super) fn create(cluster: &Cluster, form: &[u8]) -> Answer {
+    let settings = match new_settings(cluster.default_settings(), form) {
         Ok(settings) => settings,
         Err((field, why)) => return refused(field, &why),
     };
-    match cluster.create_bucket() {
-        Ok(()) => {
-            // Servers refuse to flush a bucket unless that was asked for.
-            Settings { flush: settings.flush.or(Some(false)), ..settings }.apply(cluster);
-            (StatusCode::ACCEPTED, String::new())
-        }
+    match cluster.create_bucket(&settings) {
+        Ok(()) => (StatusCode::ACCEPTED, String::new()),
         Err(Error::BucketExists) => refused("name", "Bucket with given name already exists"),
         Err(error) => refused("name", &error.to_string()),
     }
 }
 
+/// The settings of a new bucket; the field that is wrong, and why.
+fn new_settings(
+    defaults: &BucketSettings,
+    form: &[u8],
+) -> Result<BucketSettings, (&'static str, String)> {
+    let name = field(form, "name").unwrap_or_default();
+    if !ProducerOptions::is_bucket_name(&name) {
+        return Err(("name", ProducerOptions::BUCKET_NAME.to_owned()));
+    }
+    let is_ephemeral = match field(form, "bucketType").as_deref() {
+        None => defaults.is_ephemeral,
+        Some("membase" | "couchbase") => false,
+        Some("ephemeral") => true,
+        Some(_) => return Err(("bucketType", "must be `membase` or `ephemeral`".to_owned())),
+    };
+    let most = ProducerOptions::MAX_REPLICAS;
+    let replicas = match field(form, "replicaNumber").map(|text| text.parse()) {
+        None => defaults.replicas,
+        Some(Ok(replicas)) if replicas <= most => replicas,
+        Some(_) => return Err(("replicaNumber", format!("must be 0 to {most}"))),
+    };
+    let fixed = fixed(is_ephemeral);
+    for name in MATTERING {
+        if let (Some(wanted), Some(value)) = (field(form, name), fixed.get(name)) {
+            expect(name, value, &wanted)?;
+        }
+    }
+    let Settings { quota_mb, flush } = Settings::read(form)?;
+    Ok(BucketSettings {
+        name,
+        replicas,
+        is_ephemeral,
+        quota_bytes: quota_mb.map_or(defaults.quota_bytes, |quota_mb| quota_mb << 20),
+        // Servers refuse to flush a bucket unless that was asked for.
+        may_flush: flush.unwrap_or(false),
+    })
+}
+
+/// Refuses another value of a setting than the one it has.
+fn expect(name: &'static str, value: &Value, wanted: &str) -> Result<(), (&'static str, String)> {
+    if is_same(value, wanted) {
+        return Ok(());
+    }
+    Err((name, format!("an embedded cluster cannot change this setting, which is {value}")))
+}
+
 /// Changes all of the settings in the form, or none.
-fn update(cluster: &Cluster, node: usize, form: &[u8]) -> Answer {
-    let bucket = documents::full_bucket(cluster, node).unwrap_or_default();
+fn update(cluster: &Cluster, served: &ServedBucket, node: usize, form: &[u8]) -> Answer {
+    let bucket = documents::full_bucket(cluster, served, node).unwrap_or_default();
     for name in FIXED {
-        if let Some(wanted) = field(form, name)
-            && let Some(value) = bucket.get(name)
-            && !is_same(value, &wanted)
+        if let (Some(wanted), Some(value)) = (field(form, name), bucket.get(name))
+            && let Err((field, why)) = expect(name, value, &wanted)
         {
-            let why = format!("an embedded cluster cannot change this setting, which is {value}");
-            return refused(name, &why);
+            return refused(field, &why);
         }
     }
     match Settings::read(form) {
         Ok(settings) => {
-            settings.apply(cluster);
+            settings.apply(served);
             (StatusCode::OK, String::new())
         }
         Err((field, why)) => refused(field, &why),
@@ -129,12 +165,12 @@ impl Settings {
         Ok(Self { quota_mb: quota_mb.transpose()?, flush: flush.transpose()? })
     }
 
-    fn apply(&self, cluster: &Cluster) {
+    fn apply(&self, served: &ServedBucket) {
         if let Some(quota_mb) = self.quota_mb {
-            cluster.bucket.memory().set_quota(quota_mb << 20);
+            served.bucket.memory().set_quota(quota_mb << 20);
         }
         if let Some(flush) = self.flush {
-            cluster.allow_flush(flush);
+            served.allow_flush(flush);
         }
     }
 }

@@ -1,8 +1,10 @@
 //! The JSON documents of the management port, made from the cluster map.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value, json};
 
-use crate::cluster::{Cluster, SERVER_VERSION};
+use crate::cluster::{Cluster, SERVER_VERSION, ServedBucket};
 
 /// Level of detail about a bucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,7 +17,7 @@ pub(super) enum Detail {
 
 /// `/pools`: the kind and version of the server.
 pub(super) fn pools(cluster: &Cluster) -> String {
-    let uuid = &cluster.bucket_uuid();
+    let uuid = &cluster.uuid;
     json!({
         "isAdminCreds": true,
         "isROAdminCreds": false,
@@ -35,17 +37,18 @@ pub(super) fn pools(cluster: &Cluster) -> String {
 
 /// `/pools/default`: the nodes and the URIs of buckets.
 pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
-    let bucket = cluster.bucket_name();
-    let uuid = &cluster.bucket_uuid();
-    let exists = !uuid.is_empty();
-    let buckets = exists.then(|| json!({"bucketName": bucket, "uuid": uuid}));
+    let uuid = &cluster.uuid;
+    let existing = cluster.buckets().into_iter().filter(|served| served.exists());
+    let name =
+        |served: Arc<ServedBucket>| json!({"bucketName": served.name(), "uuid": served.uuid()});
+    let buckets: Vec<_> = existing.map(name).collect();
     let pool = json!({
         "name": "default",
         "clusterName": "",
         "nodes": nodes(cluster, node)?,
         "balanced": true,
         "rebalanceStatus": "none",
-        "bucketNames": buckets.into_iter().collect::<Vec<_>>(),
+        "bucketNames": buckets,
         "buckets": {
             "uri": format!("/pools/default/buckets?uuid={uuid}"),
             "terseBucketsBase": "/pools/default/b/",
@@ -60,26 +63,33 @@ pub(super) fn pool(cluster: &Cluster, node: usize) -> Option<String> {
 /// `/pools/default/nodeServices`: the map without a bucket.
 pub(super) fn node_services(cluster: &Cluster, node: usize) -> Option<String> {
     let map = cluster.map();
-    String::from_utf8(map.view(node)?.global.to_vec()).ok()
+    String::from_utf8(map.view(node)?.to_vec()).ok()
 }
 
 /// `/pools/default/b/<bucket>` and `/pools/default/buckets/<bucket>`.
-pub(super) fn bucket(cluster: &Cluster, node: usize, detail: Detail) -> Option<String> {
+pub(super) fn bucket(
+    cluster: &Cluster,
+    served: &ServedBucket,
+    node: usize,
+    detail: Detail,
+) -> Option<String> {
     match detail {
         Detail::Terse => {
-            let map = cluster.map();
+            let map = served.map();
             // There is none while the bucket is dropped.
-            let config = Some(&map.view(node)?.bucket).filter(|config| !config.is_empty())?;
+            let config = map.view(node).filter(|config| !config.is_empty())?;
             String::from_utf8(config.to_vec()).ok()
         }
-        Detail::Full => Some(full_bucket(cluster, node)?.to_string()),
+        Detail::Full => Some(full_bucket(cluster, served, node)?.to_string()),
     }
 }
 
 /// `/pools/default/buckets`.
 pub(super) fn buckets(cluster: &Cluster, node: usize) -> Option<String> {
     cluster.map().view(node)?;
-    let buckets: Vec<_> = full_bucket(cluster, node).into_iter().collect();
+    let buckets = cluster.buckets();
+    let buckets = buckets.iter().filter_map(|served| full_bucket(cluster, served, node));
+    let buckets: Vec<_> = buckets.collect();
     Some(Value::from(buckets).to_string())
 }
 
@@ -94,33 +104,21 @@ pub(super) fn no_views() -> String {
 }
 
 /// The bucket in its full form; `None` while it is dropped.
-pub(super) fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
-    let map = cluster.map();
-    let mut bucket: Map<String, Value> = serde_json::from_slice(&map.view(node)?.bucket).ok()?;
+pub(super) fn full_bucket(cluster: &Cluster, served: &ServedBucket, node: usize) -> Option<Value> {
+    let map = served.map();
+    let mut bucket: Map<String, Value> = serde_json::from_slice(map.view(node)?).ok()?;
     let servers = bucket.get("vBucketServerMap");
     let replicas = servers.and_then(|servers| servers.get("numReplicas")).cloned();
-    let name = cluster.bucket_name();
-    let memory = cluster.bucket.memory();
-    let (backend, eviction) = if cluster.bucket.is_ephemeral() {
-        ("undefined", "noEviction")
-    } else {
-        ("couchstore", "valueOnly")
-    };
+    let name = served.name();
+    let memory = served.bucket.memory();
     // Clients take a bucket without the address for one that cannot be flushed.
     let flush = format!("/pools/default/buckets/{name}/controller/doFlush");
-    let controllers = if cluster.may_flush() { json!({"flush": flush}) } else { json!({}) };
+    let controllers = if served.may_flush() { json!({"flush": flush}) } else { json!({}) };
     let more = json!({
         "quota": {"ram": memory.quota(), "rawRAM": memory.quota()},
         "basicStats": {"memUsed": memory.used()},
         "authType": "sasl",
         "replicaNumber": replicas,
-        "replicaIndex": false,
-        "storageBackend": backend,
-        "evictionPolicy": eviction,
-        "durabilityMinLevel": "none",
-        "conflictResolutionType": "seqno",
-        "compressionMode": "passive",
-        "maxTTL": 0,
         "threadsNumber": 3,
         "autoCompactionSettings": false,
         "nodes": nodes(cluster, node)?,
@@ -128,16 +126,33 @@ pub(super) fn full_bucket(cluster: &Cluster, node: usize) -> Option<Value> {
         "localRandomKeyUri": format!("/pools/default/buckets/{name}/localRandomKey"),
         "stats": {"uri": format!("/pools/default/buckets/{name}/stats")},
     });
-    if let Value::Object(more) = more {
-        bucket.extend(more);
+    for more in [more, fixed(served.bucket.is_ephemeral())] {
+        if let Value::Object(more) = more {
+            bucket.extend(more);
+        }
     }
     Some(Value::Object(bucket))
+}
+
+/// Settings that all buckets of a type have.
+pub(super) fn fixed(is_ephemeral: bool) -> Value {
+    let (backend, eviction) =
+        if is_ephemeral { ("undefined", "noEviction") } else { ("couchstore", "valueOnly") };
+    json!({
+        "replicaIndex": false,
+        "storageBackend": backend,
+        "evictionPolicy": eviction,
+        "durabilityMinLevel": "none",
+        "conflictResolutionType": "seqno",
+        "compressionMode": "passive",
+        "maxTTL": 0,
+    })
 }
 
 /// The nodes in the format of `/pools/default`.
 fn nodes(cluster: &Cluster, node: usize) -> Option<Vec<Value>> {
     let map = cluster.map();
-    let global: Value = serde_json::from_slice(&map.view(node)?.global).ok()?;
+    let global: Value = serde_json::from_slice(map.view(node)?).ok()?;
     let nodes = global.get("nodesExt")?.as_array()?;
     Some(nodes.iter().filter_map(node_entry).collect())
 }

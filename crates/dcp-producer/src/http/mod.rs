@@ -1,7 +1,7 @@
 //! The management port: the HTTP requests of DCP clients and SDKs.
 //!
-//! Answers are derived from the cluster map, so HTTP and KV never disagree. Clients can change the
-//! bucket, scopes and collections.
+//! Answers are derived from the cluster map, so HTTP and KV never disagree. Clients can change
+//! buckets, scopes and collections.
 
 mod authorization;
 mod body;
@@ -127,11 +127,10 @@ mod tests {
 
     use super::*;
     use crate::ProducerOptions;
-    use crate::bucket::Bucket;
 
     fn management() -> Arc<Management> {
-        let (bucket, stop) = (Bucket::new(1, 1 << 20, 0), CancellationToken::new());
-        let cluster = Cluster::new(bucket, &ProducerOptions::default(), &[], &stop);
+        let stop = CancellationToken::new();
+        let cluster = Cluster::new(&ProducerOptions::default(), &[], Arc::default(), &stop);
         let credentials = Arc::new(Credentials::new("user", "word", 1, Arc::default()).unwrap());
         let management = Management::new(Arc::new(cluster), 0, credentials, stop);
         Arc::new(Management { head_patience: Duration::from_millis(50), ..management })

@@ -51,7 +51,7 @@ impl Management {
         response
     }
 
-    /// Changes the bucket, scopes and collections; `None` if the request is not one that does.
+    /// Changes buckets, scopes and collections; `None` if the request is not one that does.
     fn change<B>(&self, request: &Request<B>, form: Option<&[u8]>) -> Option<Response<Body>> {
         let method = request.method();
         if !matches!(*method, Method::POST | Method::PATCH | Method::DELETE) {
@@ -65,12 +65,21 @@ impl Management {
         let Some(form) = form else {
             return Some(text(StatusCode::PAYLOAD_TOO_LARGE, "The form is too long.\r\n"));
         };
-        if path.first().is_some_and(|bucket| !self.has_bucket(bucket)) {
-            return Some(not_found());
-        }
+        let cluster = &*self.cluster;
         let (status, document) = match *path {
-            [_, "scopes", ref path @ ..] => Change { method, path, form }.apply(&self.cluster)?,
-            _ => buckets::change(&self.cluster, self.node, method, path, form)?,
+            [] if *method == Method::POST => buckets::create(cluster, form),
+            [] => return None,
+            [bucket, ref path @ ..] => {
+                let Some(served) = cluster.bucket_named(bucket.as_bytes()) else {
+                    return Some(not_found());
+                };
+                match *path {
+                    ["scopes", ref path @ ..] => {
+                        Change { method, path, form }.apply(cluster, &served)?
+                    }
+                    _ => buckets::change(cluster, &served, self.node, method, path, form)?,
+                }
+            }
         };
         let mut response = json(document);
         *response.status_mut() = status;
@@ -90,12 +99,13 @@ impl Management {
             }
             ["pools", "default", "buckets"] => documents::buckets(cluster, node).map(json),
             ["pools", "default", kind, bucket] => self.bucket(kind, bucket, uri),
-            ["pools", "default", "buckets", bucket, "scopes"] if self.has_bucket(bucket) => {
-                Some(json(cluster.manifest().to_json()))
+            ["pools", "default", "buckets", bucket, "scopes"] => {
+                let served = cluster.bucket_named(bucket.as_bytes())?;
+                Some(json(served.manifest().to_json()))
             }
             // A bucket without views; 404 would mean that the bucket does not exist.
-            ["pools", "default", "buckets", bucket, "ddocs"] if self.has_bucket(bucket) => {
-                cluster.map().bucket_uuid.as_ref()?;
+            ["pools", "default", "buckets", bucket, "ddocs"] => {
+                cluster.bucket_named(bucket.as_bytes())?;
                 let mut response = json(documents::no_views());
                 *response.status_mut() = StatusCode::BAD_REQUEST;
                 Some(response)
@@ -115,26 +125,20 @@ impl Management {
             "bucketsStreaming" => (Detail::Full, true),
             _ => return None,
         };
-        if !self.has_bucket(bucket) {
-            return None;
-        }
-        if asked_uuid(uri).is_some_and(|uuid| uuid != self.cluster.bucket_uuid()) {
+        let served = self.cluster.bucket_named(bucket.as_bytes())?;
+        if asked_uuid(uri).is_some_and(|uuid| uuid != served.uuid()) {
             let reason = "Bucket uuid does not match the requested.\r\n";
             return Some(text(StatusCode::NOT_FOUND, reason));
         }
-        let document = documents::bucket(&self.cluster, self.node, detail)?;
+        let document = documents::bucket(&self.cluster, &served, self.node, detail)?;
         if !follow {
             return Some(json(document));
         }
         let follower =
-            Follower::new(Arc::clone(&self.cluster), self.node, detail, self.stop.clone());
+            Follower::new(Arc::clone(&self.cluster), served, self.node, detail, self.stop.clone());
         let mut response = Response::new(Body::configs(follower));
         response.headers_mut().insert(header::CONTENT_TYPE, JSON);
         Some(response)
-    }
-
-    fn has_bucket(&self, bucket: &str) -> bool {
-        bucket == self.cluster.bucket_name()
     }
 }
 

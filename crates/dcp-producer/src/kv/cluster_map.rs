@@ -12,20 +12,18 @@ const NO_BUCKET_NAME: &[u8] = b"@no bucket@";
 impl Command<'_, '_> {
     pub(super) fn select_bucket(&mut self) -> Result<(), Failure> {
         self.expect_parts(true, false)?;
-        let cluster = &self.session.cluster;
-        // First, so that dropping the bucket meanwhile ends the connection.
-        let life = cluster.bucket_life();
-        let exists = cluster.map().bucket_uuid.is_some();
-        self.session.bucket = if self.frame.key == NO_BUCKET_NAME {
+        self.session.served = if self.frame.key == NO_BUCKET_NAME {
             None
-        } else if exists && self.frame.key == cluster.bucket_name().as_bytes() {
+        } else {
+            let named = self.session.cluster.bucket_named(self.frame.key);
+            let served = named.ok_or(Status::KEY_ENOENT)?;
             if !self.session.rights().reads_something() {
                 return Err(Failure::Denied("a role on the bucket"));
             }
-            Some(life)
-        } else {
-            return Err(Status::KEY_ENOENT.into());
+            Some(served)
         };
+        // Maps of buckets are not told apart by version.
+        self.session.map_sent = None;
         self.succeed(self.success())
     }
 
@@ -33,17 +31,24 @@ impl Command<'_, '_> {
         let GetClusterConfig { known } = GetClusterConfig::decode(self.frame)?;
         // Only clients that negotiated it understand an empty answer.
         let known = known.filter(|_| self.session.features.known_map_version);
-        let map = self.session.cluster.map();
-        if known.is_some_and(|known| known >= map.version) {
+        let node = self.session.node;
+        let (version, config, is_of_bucket) = match &self.session.served {
+            Some(served) => {
+                let map = served.map();
+                (map.version, map.view(node).cloned(), true)
+            }
+            None => {
+                let map = self.session.cluster.map();
+                (map.version, map.view(node).cloned(), false)
+            }
+        };
+        if known.is_some_and(|known| known >= version) {
             return self.succeed(self.success());
         }
-        let view = map.view(self.session.node).ok_or(Status::KEY_ENOENT)?;
-        let config = if self.session.bucket.is_some() {
-            self.session.map_sent = Some(map.version);
-            &view.bucket
-        } else {
-            &view.global
-        };
-        self.succeed(self.success().with_datatype(self.json()).with_value(config))
+        let config = config.ok_or(Status::KEY_ENOENT)?;
+        if is_of_bucket {
+            self.session.map_sent = Some(version);
+        }
+        self.succeed(self.success().with_datatype(self.json()).with_value(&config))
     }
 }

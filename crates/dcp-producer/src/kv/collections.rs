@@ -10,7 +10,7 @@ use crate::bucket::Manifest;
 impl Command<'_, '_> {
     pub(super) fn manifest(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
-        let manifest = self.session.cluster.manifest().to_json();
+        let manifest = self.served()?.manifest().to_json();
         self.succeed(self.success().with_datatype(self.json()).with_value(manifest.as_bytes()))
     }
 
@@ -21,7 +21,7 @@ impl Command<'_, '_> {
         else {
             return Err(Failure::Invalid("the path is scope.collection"));
         };
-        let manifest = self.session.cluster.manifest();
+        let manifest = self.served()?.manifest();
         let scope = manifest.scope_named(scope).ok_or(Failure::Unknown(Status::UNKNOWN_SCOPE))?;
         let collection = scope
             .collection_named(collection)
@@ -32,7 +32,7 @@ impl Command<'_, '_> {
     pub(super) fn scope_id(&mut self) -> Result<(), Failure> {
         let path = self.path()?;
         let scope = path.split(|&byte| byte == b'.').next().unwrap_or_default();
-        let manifest = self.session.cluster.manifest();
+        let manifest = self.served()?.manifest();
         let scope = manifest.scope_named(scope).ok_or(Failure::Unknown(Status::UNKNOWN_SCOPE))?;
         self.send_id(&manifest, scope.id.0)
     }

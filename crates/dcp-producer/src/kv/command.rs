@@ -12,7 +12,7 @@ use super::failure::Failure;
 use super::session::{Flow, Session};
 use crate::bucket::{Durability, MAX_VALUE_LEN, VBucket};
 use crate::chance::Now;
-use crate::cluster::SERVER_VERSION;
+use crate::cluster::{SERVER_VERSION, ServedBucket};
 use crate::{DocumentError, value};
 
 impl Session {
@@ -84,7 +84,7 @@ impl Session {
             | Opcode::VERSION
             | Opcode::STAT => Ok(()),
             _ if opcode.is_dcp() => Ok(()),
-            _ if self.bucket.is_none() && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
+            _ if self.served.is_none() && Command::knows(opcode) => Err(Status::NO_BUCKET.into()),
             _ => Ok(()),
         }
     }
@@ -257,7 +257,8 @@ impl<'a, 'f> Command<'a, 'f> {
                 Some(Bytes::from(json!({"error": {"context": context}}).to_string())),
             ),
             Failure::Unknown(status) => {
-                let uid = self.session.cluster.manifest().uid().to_string();
+                let uid = self.session.served.as_ref().map(|served| served.manifest().uid());
+                let uid = uid.unwrap_or_default().to_string();
                 (status, Some(Bytes::from(unknown_collection(&uid).to_string())))
             }
             Failure::NotMyVbucket => (Status::NOT_MY_VBUCKET, self.map_for_stranger()),
@@ -271,13 +272,13 @@ impl<'a, 'f> Command<'a, 'f> {
 
     /// The map to send with NOT_MY_VBUCKET, unless the client already has it.
     fn map_for_stranger(&mut self) -> Option<Bytes> {
-        let map = self.session.cluster.map();
+        let map = self.session.served.as_ref()?.map();
         let deduplicated = self.session.features.dedupe_maps;
         if deduplicated && self.session.map_sent >= Some(map.version) {
             return None;
         }
         self.session.map_sent = Some(map.version);
-        map.view(self.session.node).map(|view| view.bucket.clone())
+        map.view(self.session.node).cloned()
     }
 
     /// The datatype to announce for a value that is JSON.
@@ -316,6 +317,11 @@ impl<'a, 'f> Command<'a, 'f> {
         Ok(DocKey { collection_id: CollectionId::DEFAULT, key: self.frame.key })
     }
 
+    /// The selected bucket.
+    pub(super) fn served(&self) -> Result<&ServedBucket, Failure> {
+        Ok(self.session.served.as_ref().ok_or(Status::NO_BUCKET)?)
+    }
+
     pub(super) fn vbid(&self) -> Vbid {
         self.frame.header.vbid()
     }
@@ -325,13 +331,13 @@ impl<'a, 'f> Command<'a, 'f> {
         &mut self,
         op: impl FnOnce(&mut VBucket) -> T,
     ) -> Result<T, Failure> {
-        let (bucket, node) = (&self.session.cluster.bucket, self.session.node);
+        let (bucket, node) = (&self.served()?.bucket, self.session.node);
         bucket.with_active_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
     /// Refuses requests about a collection that the user may not read.
     pub(super) fn check_readable(&self, id: CollectionId) -> Result<(), Failure> {
-        let manifest = self.session.cluster.manifest();
+        let manifest = self.served()?.manifest();
         match manifest.has_collection(id) && !self.session.rights().reads(id, &manifest) {
             true => Err(Failure::Denied("Read")),
             false => Ok(()),
@@ -359,7 +365,7 @@ impl<'a, 'f> Command<'a, 'f> {
         &mut self,
         op: impl FnOnce(&mut VBucket) -> T,
     ) -> Result<T, Failure> {
-        let (bucket, node) = (&self.session.cluster.bucket, self.session.node);
+        let (bucket, node) = (&self.served()?.bucket, self.session.node);
         bucket.with_on(node, self.vbid(), op).ok_or(Failure::NotMyVbucket)
     }
 
@@ -419,7 +425,7 @@ impl<'a, 'f> Command<'a, 'f> {
     pub(super) fn stored_value(&self) -> Result<(Bytes, Datatype), Failure> {
         let (value, datatype) = self.plain_value()?;
         let is_compressed = self.frame.header.datatype.contains(Datatype::SNAPPY);
-        if !is_compressed || !self.session.cluster.bucket.keeps_compressed() {
+        if !is_compressed || !self.served()?.bucket.keeps_compressed() {
             return Ok((value, datatype));
         }
         Ok((Bytes::copy_from_slice(self.frame.value), datatype.with(Datatype::SNAPPY)))

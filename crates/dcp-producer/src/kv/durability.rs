@@ -24,7 +24,7 @@ impl Command<'_, '_> {
             _ => return Err(Failure::Invalid("malformed durability requirements")),
         };
         let level = DurabilityLevel(level);
-        let bucket = &self.session.cluster.bucket;
+        let bucket = &self.served()?.bucket;
         match level {
             _ if self.session.version.is_legacy() => Err(Status::NOT_SUPPORTED.into()),
             DurabilityLevel::MAJORITY => Ok(()),
@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
     use crate::ProducerOptions;
-    use crate::bucket::{Bucket, Condition, DocumentWrite};
+    use crate::bucket::{Condition, DocumentWrite};
     use crate::cluster::{Cluster, Node};
     use crate::kv::credentials::Credentials;
     use crate::kv::session::Session;
@@ -99,25 +99,27 @@ mod tests {
 
     /// A session with the active copy's node; the other node has the replica.
     fn session() -> Session {
-        let bucket = Bucket::new(1, 1 << 20, 0).replicated(1);
         let address = SocketAddr::from(([127, 0, 0, 1], 1));
         let nodes = [Node { kv: address, mgmt: address, tls: None }; 2];
-        let options = ProducerOptions { replicas: 1, ..ProducerOptions::default() };
-        let cluster = Cluster::new(bucket, &options, &nodes, &CancellationToken::new());
+        let options = ProducerOptions { vbuckets: 1, replicas: 1, ..ProducerOptions::default() };
+        let cluster = Cluster::new(&options, &nodes, Arc::default(), &CancellationToken::new());
         let credentials = Credentials::new("user", "word", 1, Arc::default()).unwrap();
-        Session::new(Arc::new(cluster), 0, Arc::new(credentials))
+        let served = cluster.first();
+        let mut session = Session::new(Arc::new(cluster), 0, Arc::new(credentials));
+        session.served = Some(served);
+        session
     }
 
     /// It may be committed later, so the answer cannot be that it is impossible.
     #[test]
     fn a_prepared_write_that_loses_its_replica_before_the_answer_waits() {
         let mut session = session();
-        let cluster = Arc::clone(&session.cluster);
+        let served = session.cluster.first();
         let frame = Frame::request(Opcode::SET).with_key(b"key").with_framing_extras(&[0x11, 1]);
-        let (mut out, now) = (BytesMut::new(), cluster.bucket.chance().now());
+        let (mut out, now) = (BytesMut::new(), served.bucket.chance().now());
         let mut command = Command::new(&mut session, &frame, now, None, &mut out);
         let durability = command.options().unwrap().durability;
-        cluster.bucket.with_copies(VB, |copies| copies.get_mut(1).unwrap().lag = u64::MAX);
+        served.bucket.with_copies(VB, |copies| copies.get_mut(1).unwrap().lag = u64::MAX);
         let write = DocumentWrite {
             key: command.key().unwrap(),
             value: Bytes::new(),
@@ -129,7 +131,7 @@ mod tests {
             durability,
         };
         let written = command.with_vbucket(|vbucket| vbucket.store(now, write)).unwrap();
-        cluster.bucket.with_copies(VB, |copies| copies.leave(1, cluster.bucket.chance().vbuuid()));
+        served.bucket.with_copies(VB, |copies| copies.leave(1, served.bucket.chance().vbuuid()));
         command.send_written(written.unwrap()).unwrap();
         assert!(out.is_empty() && session.is_deferring());
     }

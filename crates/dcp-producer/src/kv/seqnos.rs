@@ -22,9 +22,9 @@ impl Command<'_, '_> {
         }
         // Clients without collections see only the default collection.
         let collection = collection.or((!collections).then_some(CollectionId::DEFAULT));
-        let (cluster, node) = (&self.session.cluster, self.session.node);
+        let (served, node) = (self.served()?, self.session.node);
         if let Some(id) = collection
-            && !cluster.manifest().has_collection(id)
+            && !served.manifest().has_collection(id)
         {
             return Err(Failure::Unknown(Status::UNKNOWN_COLLECTION));
         }
@@ -32,8 +32,8 @@ impl Command<'_, '_> {
             self.check_readable(id)?;
         }
         let mut value = Vec::new();
-        for vbid in cluster.bucket.vbids() {
-            let Some(vbucket) = cluster.bucket.lock_on(node, vbid) else {
+        for vbid in served.bucket.vbids() {
+            let Some(vbucket) = served.bucket.lock_on(node, vbid) else {
                 continue;
             };
             let wanted = match state {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::credentials::{Credentials, Login};
 use crate::bucket::Written;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ServedBucket};
 use crate::rights::Rights;
 
 /// What a connection negotiated.
@@ -80,8 +80,8 @@ pub(crate) struct Session {
     pub(super) node: usize,
     pub(super) features: Features,
     pub(super) login: Login,
-    /// Token that ends the connection with its bucket; `None` while it has not selected one.
-    pub(super) bucket: Option<CancellationToken>,
+    /// The selected bucket.
+    pub(super) served: Option<Arc<ServedBucket>>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
     pub(super) map_sent: Option<ConfigVersion>,
     /// Requests whose answers wait for their durable writes, in the order they came.
@@ -102,7 +102,7 @@ impl Session {
             node,
             features: Features::default(),
             login: Login::new(credentials),
-            bucket: None,
+            served: None,
             map_sent: None,
             deferred: Vec::new(),
             waiting_since: None,
@@ -152,12 +152,13 @@ impl Session {
         self.login.rights()
     }
 
-    pub(crate) fn has_bucket(&self) -> bool {
-        self.bucket.is_some()
+    /// The selected bucket.
+    pub(crate) fn served(&self) -> Option<&Arc<ServedBucket>> {
+        self.served.as_ref()
     }
 
     /// Token that ends the connection with its bucket, if it has selected one.
     pub(crate) fn bucket_life(&self) -> Option<&CancellationToken> {
-        self.bucket.as_ref()
+        self.served().map(|served| served.life())
     }
 }

@@ -5,7 +5,7 @@ use dcp_wire::{Status, Vbid};
 
 use super::command::Command;
 use super::failure::Failure;
-use crate::bucket::VBucketGuard;
+use crate::bucket::{Bucket, VBucketGuard};
 
 type Figures = Vec<(String, String)>;
 
@@ -15,9 +15,7 @@ impl Command<'_, '_> {
         if !self.frame.extras.is_empty() || !self.frame.value.is_empty() {
             return Err(Failure::Invalid("the request has a key at most"));
         }
-        if !self.session.has_bucket() {
-            return Err(Status::NO_BUCKET.into());
-        }
+        let bucket = &self.served()?.bucket;
         let group = String::from_utf8_lossy(self.frame.key).into_owned();
         let mut words = group.split_ascii_whitespace();
         let name = words.next().unwrap_or_default();
@@ -27,7 +25,7 @@ impl Command<'_, '_> {
             Some(Err(_)) => return Err(Failure::Invalid("the vBucket is a number")),
         };
         let figures = match name {
-            "" => self.bucket_figures(),
+            "" => bucket_figures(bucket),
             "vbucket" => self.each_vbucket(vbid, |vbucket, out| {
                 out.push((format!("vb_{}", vbucket.vbid().0), state(vbucket).to_owned()));
             })?,
@@ -43,29 +41,13 @@ impl Command<'_, '_> {
         self.succeed(self.success())
     }
 
-    fn bucket_figures(&self) -> Figures {
-        let bucket = &self.session.cluster.bucket;
-        let vbuckets = || bucket.vbids().filter_map(|vbid| bucket.lock(vbid));
-        let documents: u64 = vbuckets().map(|vbucket| vbucket.live_counts().documents).sum();
-        let history: usize = vbuckets().map(|vbucket| vbucket.history_bytes()).sum();
-        [
-            ("curr_items", documents.to_string()),
-            ("ep_max_size", bucket.memory().quota().to_string()),
-            ("mem_used", bucket.memory().used().to_string()),
-            ("rollback_history_bytes", history.to_string()),
-        ]
-        .map(|(name, value)| (name.to_owned(), value))
-        .to_vec()
-    }
-
     /// Statistics of one vBucket, or of all on this node.
     fn each_vbucket(
         &self,
         only: Option<Vbid>,
         figures: impl Fn(&VBucketGuard<'_>, &mut Figures),
     ) -> Result<Figures, Failure> {
-        let (cluster, node) = (&self.session.cluster, self.session.node);
-        let bucket = &cluster.bucket;
+        let (bucket, node) = (&self.served()?.bucket, self.session.node);
         let mut out = Figures::new();
         if let Some(vbid) = only {
             figures(&bucket.lock_on(node, vbid).ok_or(Failure::NotMyVbucket)?, &mut out);
@@ -78,6 +60,20 @@ impl Command<'_, '_> {
         }
         Ok(out)
     }
+}
+
+fn bucket_figures(bucket: &Bucket) -> Figures {
+    let vbuckets = || bucket.vbids().filter_map(|vbid| bucket.lock(vbid));
+    let documents: u64 = vbuckets().map(|vbucket| vbucket.live_counts().documents).sum();
+    let history: usize = vbuckets().map(|vbucket| vbucket.history_bytes()).sum();
+    [
+        ("curr_items", documents.to_string()),
+        ("ep_max_size", bucket.memory().quota().to_string()),
+        ("mem_used", bucket.memory().used().to_string()),
+        ("rollback_history_bytes", history.to_string()),
+    ]
+    .map(|(name, value)| (name.to_owned(), value))
+    .to_vec()
 }
 
 fn state(vbucket: &VBucketGuard<'_>) -> &'static str {

@@ -105,7 +105,7 @@ impl Producer {
         op: impl FnOnce(&mut VBucket) -> Result<Written, DocumentError>,
     ) -> Result<MutationToken, DocumentError> {
         let vbid = self.vbid_of(key);
-        let written = self.cluster.bucket.with(vbid, op);
+        let written = self.cluster.first().bucket.with(vbid, op);
         let written = written.unwrap_or(Err(DocumentError::Unavailable(vbid)))?;
         let Written { vbuuid, seqno, cas, .. } = written;
         Ok(MutationToken { vbid, vbuuid, seqno, cas })
@@ -121,7 +121,7 @@ impl Producer {
     #[must_use]
     pub fn get_from(&self, collection_id: CollectionId, key: &[u8]) -> Option<Document> {
         let live = |vbucket: &mut VBucket| vbucket.live(self.now(), DocKey { collection_id, key });
-        let item = self.cluster.bucket.with(self.vbid_of(key), live)??;
+        let item = self.cluster.first().bucket.with(self.vbid_of(key), live)??;
         Some(Document {
             value: item.value.clone(),
             datatype: item.datatype,

@@ -14,7 +14,6 @@ use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tokio_util::task::TaskTracker;
 
-use crate::bucket::Bucket;
 use crate::chance::{Chance, Now};
 use crate::cluster::{Cluster, Node};
 use crate::fault::Faults;
@@ -29,6 +28,7 @@ use crate::{Error, ProducerOptions, Rule, RuleError};
 /// The document methods need no async runtime and may be called from any thread.
 pub struct Producer {
     cluster: Arc<Cluster>,
+    bucket_name: String,
     store: Option<Arc<Store>>,
     servers: Servers,
     ca_pem: Option<String>,
@@ -60,28 +60,14 @@ impl Producer {
         let tls = options.tls.as_ref().map(|tls| Tls::new(tls, options.host)).transpose()?;
         let store = options.data.as_ref().map(|path| Store::open(path, &options)).transpose()?;
         let listeners = Listeners::bind(&options).await?;
-        let (quota, history) = (options.memory_quota_bytes, options.history_bytes);
         let chance = Arc::new(Chance::new(options.seed));
-        let bucket = Bucket::new(options.vbuckets, quota, history).by(chance);
-        let mut bucket = bucket.replicated(options.replicas);
-        if options.ephemeral {
-            bucket = bucket.ephemeral();
-        }
-        if options.keeps_history {
-            bucket = bucket.with_history();
-        }
-        if options.keeps_compressed {
-            bucket = bucket.passively_compressing();
-        }
-        if store.is_some() {
-            bucket = bucket.kept();
-        }
         let store = store.map(Arc::new);
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
-        let cluster = Arc::new(Cluster::new(bucket, &options, &listeners.nodes(), &stop));
+        let cluster = Arc::new(Cluster::new(&options, &listeners.nodes(), chance, &stop));
         if let Some(store) = &store {
             store.load(&cluster)?;
         }
+        let bucket_name = options.bucket.clone();
         let ca_pem = tls.as_ref().and_then(|tls| tls.ca_pem.clone());
         let faults = Arc::default();
         let servers =
@@ -90,7 +76,7 @@ impl Producer {
             servers.serve(node, listeners);
         }
         let guard = stop.clone().drop_guard();
-        Ok(Self { cluster, store, servers, faults, ca_pem, tasks, _stop: guard, stop })
+        Ok(Self { cluster, bucket_name, store, servers, faults, ca_pem, tasks, _stop: guard, stop })
     }
 
     /// Connection string for clients, such as `couchbase://127.0.0.1:port`.
@@ -132,34 +118,36 @@ impl Producer {
         self.cluster.members().iter().map(url).collect()
     }
 
-    /// Name of the bucket.
+    /// Name of the bucket that the cluster was started with, which the methods about documents,
+    /// vBuckets and collections are about. Clients may create others.
     #[must_use]
     pub fn bucket_name(&self) -> &str {
-        self.cluster.bucket_name()
+        &self.bucket_name
     }
 
     /// Identity of the bucket: 32 hex digits, drawn when it is created; empty while it is dropped.
     #[must_use]
     pub fn bucket_uuid(&self) -> String {
-        self.cluster.bucket_uuid()
+        self.cluster.first().uuid()
     }
 
     /// Number of vBuckets.
     #[must_use]
     pub fn num_vbuckets(&self) -> u16 {
-        self.cluster.bucket.vbucket_count()
+        self.cluster.first().bucket.vbucket_count()
     }
 
     /// The vBucket of a key.
     #[must_use]
     pub fn vbid_of(&self, key: &[u8]) -> Vbid {
-        self.cluster.bucket.vbid_of(key)
+        self.cluster.first().bucket.vbid_of(key)
     }
 
     /// Highest seqno of each vBucket.
     #[must_use]
     pub fn high_seqnos(&self) -> BTreeMap<Vbid, Seqno> {
-        let bucket = &self.cluster.bucket;
+        let first = self.cluster.first();
+        let bucket = &first.bucket;
         let high = |vbid| Some((vbid, bucket.lock(vbid)?.high_seqno));
         bucket.vbids().filter_map(high).collect()
     }
@@ -167,14 +155,15 @@ impl Producer {
     /// Failover log of each vBucket, newest entry first.
     #[must_use]
     pub fn failover_logs(&self) -> BTreeMap<Vbid, Vec<FailoverEntry>> {
-        let bucket = &self.cluster.bucket;
+        let first = self.cluster.first();
+        let bucket = &first.bucket;
         let log = |vbid| Some((vbid, bucket.lock(vbid)?.failover.entries().to_vec()));
         bucket.vbids().filter_map(log).collect()
     }
 
     /// The present moment.
     fn now(&self) -> Now {
-        self.cluster.bucket.chance().now()
+        self.cluster.chance().now()
     }
 
     fn no_vbucket(&self, vbid: Vbid) -> Error {

@@ -1,5 +1,6 @@
 //! Operations on a cluster, and faults that can be injected into it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_proto::producer::VBucketState;
@@ -7,7 +8,8 @@ use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid};
 
 use super::Producer;
 use crate::Error;
-use crate::bucket::{CollectionSettings, Copies, Manifest, VBucket};
+use crate::bucket::{CollectionSettings, Copies, Manifest, Unchanged, VBucket};
+use crate::cluster::ServedBucket;
 
 /// How long the ports of a node may take to open or close.
 const PORT_PATIENCE: Duration = Duration::from_secs(10);
@@ -38,7 +40,7 @@ impl Producer {
         if vbid.0 >= self.num_vbuckets() {
             return Err(self.no_vbucket(vbid));
         }
-        Ok(self.cluster.bucket.rearrange(vbid, |copies| copies.nodes()).unwrap_or_default())
+        Ok(self.cluster.first().bucket.nodes_of(vbid))
     }
 
     /// Moves a vBucket to another node, numbered from 0, as a rebalance does: its history
@@ -53,7 +55,7 @@ impl Producer {
         if vbid.0 >= self.num_vbuckets() {
             return Err(self.no_vbucket(vbid));
         }
-        self.cluster.move_vbucket(vbid, node)
+        self.cluster.move_vbucket(&self.cluster.first(), vbid, node)
     }
 
     /// Takes a node out of the cluster; replicas of its active vBuckets are promoted.
@@ -79,15 +81,22 @@ impl Producer {
     /// [`Error::NoRunningReplica`] and [`Error::TakeoverFailed`].
     pub fn failover(&self, node: usize, graceful: bool) -> Result<(), Error> {
         self.cluster.fail_over(node, graceful)?;
-        self.store([]);
+        self.store_all();
         Ok(())
     }
 
-    /// Stores which nodes belong to the cluster and, of `vbids`, what is persisted, if there is a
-    /// data folder.
-    fn store(&self, vbids: impl IntoIterator<Item = Vbid>) {
+    /// Stores which nodes belong to the cluster, if there is a data folder.
+    fn store_all(&self) {
+        for served in self.cluster.buckets() {
+            self.store(&served, []);
+        }
+    }
+
+    /// Stores which nodes belong to the cluster and, of `vbids` of a bucket, what is persisted, if
+    /// there is a data folder.
+    fn store(&self, served: &Arc<ServedBucket>, vbids: impl IntoIterator<Item = Vbid>) {
         if let Some(store) = &self.store
-            && let Err(error) = store.round(&self.cluster, vbids)
+            && let Err(error) = store.round(&self.cluster, served, vbids)
         {
             tracing::error!(%error, "changes could not be written to the data folder");
         }
@@ -101,14 +110,14 @@ impl Producer {
     /// [`Error::LastNode`] if none would be left.
     pub fn failover_unsafely(&self, nodes: &[usize]) -> Result<(), Error> {
         self.cluster.fail_over_unsafely(nodes)?;
-        self.store([]);
+        self.store_all();
         Ok(())
     }
 
     /// Version of the cluster map: its epoch and its revision. Every change increases the pair.
     #[must_use]
     pub fn map_version(&self) -> (i64, i64) {
-        let version = self.cluster.map().version;
+        let version = self.cluster.first().map().version;
         (version.epoch, version.rev)
     }
 
@@ -165,7 +174,7 @@ impl Producer {
     /// [`Error::TakeoverFailed`], after which vBuckets that were moved already stay in their new place.
     pub fn rebalance(&self) -> Result<(), Error> {
         self.cluster.rebalance()?;
-        self.store([]);
+        self.store_all();
         Ok(())
     }
 
@@ -188,7 +197,7 @@ impl Producer {
         if replica == 0 {
             return Err(unknown);
         }
-        self.cluster.set_replica_lag(vbid, replica, lag).ok_or(unknown)
+        self.cluster.first().set_replica_lag(vbid, replica, lag).ok_or(unknown)
     }
 
     /// Holds the persistence of one copy of a vBucket, or resumes it: copy 0 is the active one, 1
@@ -202,7 +211,7 @@ impl Producer {
             vbucket.hold_persistence(hold);
             Some(())
         };
-        let known = self.cluster.bucket.rearrange(vbid, set);
+        let known = self.cluster.first().bucket.rearrange(vbid, set);
         let known = known.ok_or_else(|| self.no_vbucket(vbid))?;
         known.ok_or(Error::UnknownReplica { vbid, replica: copy })
     }
@@ -210,24 +219,29 @@ impl Producer {
     /// Expires every document whose time has passed; returns how many. Otherwise that happens
     /// when one is next accessed.
     pub fn expire_due(&self) -> usize {
-        let bucket = &self.cluster.bucket;
-        let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(self.now()));
-        bucket.vbids().filter_map(expire).sum()
+        let expire = |served: &Arc<ServedBucket>| {
+            let bucket = &served.bucket;
+            let expire = |vbid| bucket.with(vbid, |vbucket| vbucket.expire_due(self.now()));
+            bucket.vbids().filter_map(expire).sum::<usize>()
+        };
+        self.cluster.buckets().iter().map(expire).sum()
     }
 
     /// Persists everything and evicts it from memory: a stream that starts from 0 is then read from
     /// disk. Otherwise changes are persisted after a short while, and recent ones are kept in
     /// memory as well.
     pub fn persist(&self) {
-        let bucket = &self.cluster.bucket;
-        for vbid in bucket.vbids() {
-            bucket.each_copy(vbid, |vbucket| {
-                vbucket.persist_and_evict();
-                true
-            });
-            bucket.changes().announce(vbid);
+        for served in self.cluster.buckets() {
+            let bucket = &served.bucket;
+            for vbid in bucket.vbids() {
+                bucket.each_copy(vbid, |vbucket| {
+                    vbucket.persist_and_evict();
+                    true
+                });
+                bucket.changes().announce(vbid);
+            }
+            self.store(&served, bucket.vbids());
         }
-        self.store(bucket.vbids());
     }
 
     /// Persists everything, then purges the tombstones of a vBucket up to seqno `to`; its last
@@ -254,7 +268,7 @@ impl Producer {
             purge(vbucket);
             true
         };
-        let purged = self.cluster.bucket.each_copy(vbid, purge);
+        let purged = self.cluster.first().bucket.each_copy(vbid, purge);
         purged.then_some(()).ok_or_else(|| self.no_vbucket(vbid))
     }
 
@@ -266,8 +280,9 @@ impl Producer {
     /// [`Error::UnknownVbucket`], [`Error::RollbackBeyondHighSeqno`], or
     /// [`Error::RollbackHistoryGone`] if overwritten documents that are needed are no longer kept.
     pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
-        self.cluster.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
-        self.cluster.bring_forward();
+        let first = self.cluster.first();
+        first.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
+        first.bring_forward();
         Ok(())
     }
 
@@ -279,11 +294,11 @@ impl Producer {
     /// # Errors
     /// [`Error::UnknownVbucket`] or [`Error::VbucketUnavailable`].
     pub fn set_vbucket_state(&self, vbid: Vbid, state: VBucketState) -> Result<(), Error> {
-        let vbuuid = self.cluster.bucket.chance().vbuuid();
+        let vbuuid = self.cluster.chance().vbuuid();
         // Servers before 7.0 continue with the checkpoint they had as a replica.
         let keeps_checkpoint = self.cluster.dcp_config().server_version.is_legacy();
         let set = |copies: &mut Copies| copies.set_state(state, vbuuid, keeps_checkpoint);
-        let set = self.cluster.bucket.rearrange(vbid, set);
+        let set = self.cluster.first().bucket.rearrange(vbid, set);
         if set == Some(true) { Ok(()) } else { Err(self.no_vbucket(vbid)) }
     }
 
@@ -293,7 +308,7 @@ impl Producer {
     /// # Errors
     /// [`Error::NoBucket`].
     pub fn drop_bucket(&self) -> Result<(), Error> {
-        self.cluster.drop_bucket()
+        self.cluster.drop_bucket(&self.cluster.first())
     }
 
     /// Creates the bucket again, empty and with another identity.
@@ -301,7 +316,7 @@ impl Producer {
     /// # Errors
     /// [`Error::BucketExists`].
     pub fn create_bucket(&self) -> Result<(), Error> {
-        self.cluster.create_bucket()
+        self.cluster.create_bucket(self.cluster.default_settings())
     }
 
     /// Removes every document of the bucket at once, as a flush does: its vBuckets start over with
@@ -310,7 +325,14 @@ impl Producer {
     /// # Errors
     /// [`Error::NoBucket`].
     pub fn flush_bucket(&self) -> Result<(), Error> {
-        self.cluster.flush_bucket()
+        self.cluster.flush_bucket(&self.cluster.first())
+    }
+
+    fn update_manifest<T>(
+        &self,
+        op: impl FnOnce(&mut Manifest) -> Result<T, Unchanged>,
+    ) -> Result<T, Error> {
+        self.cluster.update_manifest(&self.cluster.first(), self.now(), op)
     }
 
     /// Creates a scope; `_system` too, which servers since 7.6 have from the start.
@@ -318,7 +340,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if it exists or the name is not allowed; [`Error::NoBucket`].
     pub fn create_scope(&self, scope: &str) -> Result<ScopeId, Error> {
-        self.cluster.update_manifest(self.now(), |manifest| manifest.create_scope(scope))
+        self.update_manifest(|manifest| manifest.create_scope(scope))
     }
 
     /// Creates a collection. With `max_ttl`, its documents expire after at most that many seconds.
@@ -332,7 +354,7 @@ impl Producer {
         collection: &str,
         max_ttl: Option<u32>,
     ) -> Result<CollectionId, Error> {
-        self.cluster.update_manifest(self.now(), |manifest| {
+        self.update_manifest(|manifest| {
             let settings = CollectionSettings { max_ttl, history: false };
             manifest.create_collection(scope, collection, settings)
         })
@@ -354,7 +376,7 @@ impl Producer {
         max_ttl: Option<u32>,
         history: bool,
     ) -> Result<(), Error> {
-        self.cluster.update_manifest(self.now(), |manifest| {
+        self.update_manifest(|manifest| {
             let settings = CollectionSettings { max_ttl, history };
             manifest.modify_collection(scope, collection, settings)
         })
@@ -366,8 +388,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is no such collection; [`Error::NoBucket`].
     pub fn flush_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
-        self.cluster
-            .update_manifest(self.now(), |manifest| manifest.flush_collection(scope, collection))
+        self.update_manifest(|manifest| manifest.flush_collection(scope, collection))
     }
 
     /// Drops a scope with everything in it.
@@ -375,7 +396,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is none, or it is the default scope; [`Error::NoBucket`].
     pub fn drop_scope(&self, scope: &str) -> Result<(), Error> {
-        self.cluster.update_manifest(self.now(), |manifest| manifest.drop_scope(scope))
+        self.update_manifest(|manifest| manifest.drop_scope(scope))
     }
 
     /// Drops a collection with everything in it; the default collection cannot be created again.
@@ -383,8 +404,7 @@ impl Producer {
     /// # Errors
     /// [`Error::Manifest`] if there is none; [`Error::NoBucket`].
     pub fn drop_collection(&self, scope: &str, collection: &str) -> Result<(), Error> {
-        self.cluster
-            .update_manifest(self.now(), |manifest| manifest.drop_collection(scope, collection))
+        self.update_manifest(|manifest| manifest.drop_collection(scope, collection))
     }
 
     /// The id of a collection.
@@ -392,7 +412,7 @@ impl Producer {
     /// # Errors
     /// [`Error::UnknownCollection`].
     pub fn collection_id(&self, scope: &str, collection: &str) -> Result<CollectionId, Error> {
-        let manifest = self.cluster.manifest();
+        let manifest = self.cluster.first().manifest();
         let found = manifest
             .scope_named(scope.as_bytes())
             .and_then(|scope| scope.collection_named(collection.as_bytes()));
@@ -411,7 +431,7 @@ impl Producer {
     pub fn set_manifest(&self, stored: &str) -> Result<(), Error> {
         let stored = serde_json::from_str(stored).unwrap_or_default();
         let set = Manifest::from_stored(&stored).ok_or(Error::Manifest("it is not a manifest"))?;
-        self.cluster.update_manifest(self.now(), |manifest| {
+        self.update_manifest(|manifest| {
             *manifest = set;
             Ok(())
         })
@@ -420,6 +440,6 @@ impl Producer {
     /// The collections manifest as sent to clients, in JSON.
     #[must_use]
     pub fn manifest_json(&self) -> String {
-        self.cluster.manifest().to_json()
+        self.cluster.first().manifest().to_json()
     }
 }

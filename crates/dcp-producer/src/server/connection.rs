@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
 use dcp_proto::producer;
-use dcp_wire::message::{ClusterMapChange, PushedVersion};
+use dcp_wire::message::{ClusterMapChange, ConfigVersion, PushedVersion};
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN, Opaque};
 use tokio_util::sync::CancellationToken;
 
@@ -15,7 +15,7 @@ use super::dcp_names::DcpNames;
 use super::faulty;
 use super::socket::Socket;
 use crate::bucket::Subscriber;
-use crate::cluster::{Follower, NodeBucket};
+use crate::cluster::{Follower, NodeBucket, ServedBucket};
 use crate::fault::{Faults, RequestFault, Tap};
 use crate::kv::{Flow, MapPush, Session};
 
@@ -44,6 +44,8 @@ pub(super) struct Connection {
     /// Changes that the connection follows since it was opened for DCP.
     following: Option<Following>,
     map_version: Follower,
+    /// The newest version when the connection was made, or pushed since.
+    map_known: ConfigVersion,
     input: BytesMut,
     output: BytesMut,
     /// Injects faults between `output` and the socket.
@@ -74,7 +76,9 @@ pub(super) struct TimeLimits {
 
 /// A DCP connection's name and its subscription to changes.
 struct Following {
-    name: Vec<u8>,
+    served: Arc<ServedBucket>,
+    /// The name, which is unique on a node among the connections to a bucket.
+    key: Vec<u8>,
     subscriber: Arc<Subscriber>,
 }
 
@@ -110,6 +114,7 @@ impl Connection {
         let now = now();
         static NEXT_ID: AtomicU64 = AtomicU64::new(1);
         let map_version = session.cluster().follow_map();
+        let map_known = session.cluster().map().version;
         let tap = Tap::new(faults, session.node());
         let dcp = producer::Connection::new(session.cluster().dcp_config());
         Self {
@@ -118,6 +123,7 @@ impl Connection {
             dcp,
             following: None,
             map_version,
+            map_known,
             input: BytesMut::new(),
             output: BytesMut::new(),
             tap,
@@ -144,8 +150,8 @@ impl Connection {
         self.socket.close();
         self.dcp.handle_closed();
         if let Some(following) = self.following.take() {
-            self.names.release(&following.name, self.id);
-            self.session.cluster().bucket.changes().unsubscribe(&following.subscriber);
+            self.names.release(&following.key, self.id);
+            following.served.bucket.changes().unsubscribe(&following.subscriber);
         }
     }
 
@@ -289,7 +295,7 @@ impl Connection {
         if !self.session.is_deferring() || !self.has_room() {
             return false;
         }
-        let wall = self.session.cluster().bucket.chance().now();
+        let wall = self.session.cluster().chance().now();
         let before = self.output.len();
         if self.session.answer_deferred(wall, &mut self.output) == Flow::Close {
             self.closing = Some(now());
@@ -360,7 +366,7 @@ impl Connection {
 
     fn handle(&mut self, frame: &Frame<'_>) -> Result<(), End> {
         let dcp_open = self.following.is_some();
-        let wall = self.session.cluster().bucket.chance().now();
+        let wall = self.session.cluster().chance().now();
         match self.session.handle(wall, frame, dcp_open, &mut self.output) {
             Flow::Continue => self.dcp.handle_received(now()),
             Flow::Close => self.closing = Some(now()),
@@ -371,30 +377,26 @@ impl Connection {
     }
 
     fn handle_dcp(&mut self, frame: &Frame<'_>) -> Result<(), End> {
-        let cluster = Arc::clone(self.session.cluster());
-        let map = cluster.map();
+        let served = self.session.served().cloned();
+        let map = served.as_ref().map(|served| served.map());
         let (node, rights) = (self.session.node(), self.session.rights());
-        let source = NodeBucket { cluster: &cluster, map: &map, node, rights };
+        let source = served.as_deref().zip(map.as_deref());
+        let source = source.map(|(served, map)| NodeBucket { served, map, node, rights });
         let features = self.session.features().dcp;
-        let handled = self.dcp.handle_frame(
-            now(),
-            frame,
-            self.session.has_bucket().then_some(&source),
-            features,
-            &mut self.output,
-        );
+        let handled =
+            self.dcp.handle_frame(now(), frame, source.as_ref(), features, &mut self.output);
         if let Err(reason) = handled {
             tracing::debug!(id = self.id, %reason, "closing the connection");
             self.closing = Some(now());
         }
         if self.following.is_none()
-            && let Some(name) = self.dcp.name()
+            && let (Some(name), Some(served)) = (self.dcp.name(), served)
         {
-            let name = name.to_vec();
-            self.tap.name_connection(&name);
-            self.names.claim(&name, self.id, self.evicted.clone());
-            let subscriber = cluster.bucket.changes().subscribe();
-            self.following = Some(Following { name, subscriber });
+            self.tap.name_connection(name);
+            let key = [served.name().as_bytes(), name].join(&b'/');
+            self.names.claim(&key, self.id, self.evicted.clone());
+            let subscriber = served.bucket.changes().subscribe();
+            self.following = Some(Following { served, key, subscriber });
         }
         Ok(())
     }
@@ -410,7 +412,7 @@ impl Connection {
     fn push_map(&mut self) {
         if self.pushes() && self.map_version.has_changed() {
             self.map_version.mark_seen();
-            push_map(&self.session, &mut self.output);
+            self.map_known = push_map(&self.session, self.map_known, &mut self.output);
         }
     }
 
@@ -421,10 +423,9 @@ impl Connection {
         };
         following.subscriber.changed.take(|vbid| self.dcp.notify(vbid));
         let budget = OUTPUT_LIMIT.saturating_sub(self.output.len());
-        let cluster = Arc::clone(self.session.cluster());
-        let map = cluster.map();
+        let (served, map) = (&*following.served, following.served.map());
         let (node, rights) = (self.session.node(), self.session.rights());
-        let source = NodeBucket { cluster: &cluster, map: &map, node, rights };
+        let source = NodeBucket { served, map: &map, node, rights };
         let sent = self.dcp.poll_transmit(now(), &source, &mut self.output, budget);
         sent.written > 0 || sent.more
     }
@@ -502,22 +503,32 @@ async fn optional(future: Option<impl Future<Output = ()>>) {
     }
 }
 
-/// Appends the newest map, or its version, as negotiated.
-fn push_map(session: &Session, out: &mut BytesMut) {
-    let map = session.cluster().map();
-    let name = if session.has_bucket() { session.cluster().bucket_name().as_bytes() } else { &[] };
-    let view = map.view(session.node());
-    let config = match (session.features().map_push, view) {
-        (MapPush::Full, Some(view)) if session.has_bucket() => view.bucket.as_ref(),
-        (MapPush::Full, Some(view)) => view.global.as_ref(),
-        _ => &[],
+/// Appends the newest map, or its version, as negotiated, unless the client `knows` it; returns the
+/// newest version that it knows then.
+fn push_map(session: &Session, knows: ConfigVersion, out: &mut BytesMut) -> ConfigVersion {
+    let node = session.node();
+    let (version, view) = match session.served() {
+        Some(served) => {
+            let map = served.map();
+            (map.version, map.view(node).cloned())
+        }
+        None => {
+            let map = session.cluster().map();
+            (map.version, map.view(node).cloned())
+        }
     };
-    let change =
-        ClusterMapChange { version: PushedVersion::EpochAndRev(map.version), bucket: name, config };
+    if version <= knows {
+        return knows;
+    }
+    let name = session.served().map_or(&[][..], |served| served.name().as_bytes());
+    let config = view.filter(|_| session.features().map_push == MapPush::Full).unwrap_or_default();
+    let version_sent = PushedVersion::EpochAndRev(version);
+    let change = ClusterMapChange { version: version_sent, bucket: name, config: &config };
     let pushed = change.encode(Opaque(0), out);
     if let Err(error) = pushed {
         tracing::warn!(%error, "cannot push the cluster map");
     }
+    version
 }
 
 /// Empty buffers larger than this are freed, in bytes.

@@ -22,12 +22,12 @@ pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out
             answer(Status::ROLLBACK).with_value(&seqno.0.to_be_bytes()).encode(out)
         }
         Refusal::NotMyVbucket { map } => {
-            let cluster_map = session.cluster().map();
-            let view = cluster_map.view(session.node()).filter(|_| map);
-            let config = view.map_or(&[][..], |view| view.bucket.as_ref());
+            let served = session.served().filter(|_| map);
+            let view = served.and_then(|served| served.map().view(session.node()).cloned());
+            let config = view.unwrap_or_default();
             let json = session.features().dcp.json && !config.is_empty();
             let datatype = if json { Datatype::JSON } else { Datatype::RAW };
-            answer(Status::NOT_MY_VBUCKET).with_datatype(datatype).with_value(config).encode(out)
+            answer(Status::NOT_MY_VBUCKET).with_datatype(datatype).with_value(&config).encode(out)
         }
     };
     if let Err(error) = written {
@@ -39,10 +39,10 @@ pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out
 /// them; `None` if it does not or the request is malformed.
 pub(super) fn with_later_end(session: &Session, frame: &Frame<'_>, count: u64) -> Option<Vec<u8>> {
     let request = StreamRequest::decode(frame).ok()?;
-    let cluster = session.cluster();
-    let map = cluster.map();
+    let served = session.served()?;
+    let map = served.map();
     let (node, rights) = (session.node(), session.rights());
-    let source = NodeBucket { cluster, map: &map, node, rights };
+    let source = NodeBucket { served, map: &map, node, rights };
     let high = source.vbucket(request.vbid)?.high_seqno();
     let end = request.end_seqno.0;
     let later = end.saturating_add(count).min(high.0);

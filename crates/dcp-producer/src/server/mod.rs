@@ -23,6 +23,7 @@ use tokio_util::task::TaskTracker;
 
 use connection::{Connection, TimeLimits};
 use dcp_names::DcpNames;
+use flusher::Flusher;
 use handshake::Shaken;
 pub(crate) use listeners::{Listeners, NodeListeners};
 pub use memory::MemoryStream;
@@ -83,11 +84,12 @@ impl Servers {
         // A cluster without ports needs no protection: the minimum that clients accept.
         let rounds =
             if options.in_memory { dcp_wire::sasl::MIN_ITERATIONS } else { Credentials::ROUNDS };
-        let chance = Arc::clone(cluster.bucket.chance());
+        let chance = Arc::clone(cluster.chance());
         let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
         let credentials = Arc::new(credentials.with_readers(&options.users)?);
-        let flusher = flusher::run(Arc::clone(cluster), store, options.persist_delay);
-        tasks.spawn(stop.clone().run_until_cancelled_owned(flusher));
+        let flusher = Flusher { cluster: Arc::clone(cluster), store, delay: options.persist_delay };
+        let flushing = flusher.run(tasks.clone(), stop.clone());
+        tasks.spawn(stop.clone().run_until_cancelled_owned(flushing));
         Ok(Self {
             cluster: Arc::clone(cluster),
             credentials,

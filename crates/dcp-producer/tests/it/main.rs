@@ -2,6 +2,7 @@
 
 mod authentication;
 mod auxiliary;
+mod buckets;
 mod cluster_map;
 mod collections;
 mod data_folder;
