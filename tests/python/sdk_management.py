@@ -1,12 +1,14 @@
 """Calls of the Couchbase SDK for transactions, collections, buckets and the cluster."""
 
 import asyncio
+import json
 
 import pytest
 from acouchbase.cluster import Cluster as AsyncCluster
 from couchbase.auth import PasswordAuthenticator
 from couchbase.cluster import Cluster
 from couchbase.diagnostics import ClusterState, PingState, ServiceType
+from couchbase.durability import DurabilityLevel, ServerDurability
 from couchbase.exceptions import (
     BucketAlreadyExistsException,
     BucketDoesNotExistException,
@@ -19,10 +21,16 @@ from couchbase.exceptions import (
     TransactionFailed,
     TransactionOperationFailed,
 )
-from couchbase.management.buckets import BucketSettings, CreateBucketSettings
+from couchbase.management.buckets import (
+    BucketSettings,
+    BucketType,
+    ConflictResolutionType,
+    CreateBucketSettings,
+)
 from couchbase.management.collections import CreateCollectionSettings, UpdateCollectionSettings
-from couchbase.options import ClusterOptions
+from couchbase.options import ClusterOptions, UpsertOptions
 
+from dcp_rs.exceptions import BucketNotFoundError
 from dcp_rs.testing import EmbeddedCluster
 from sdk_case import HOUR, LOGIN, PRODUCTION, call
 
@@ -170,9 +178,48 @@ def _(case):
     manager.create_bucket(settings)
     made = manager.get_bucket("default")
     assert (made.ram_quota_mb, made.flush_enabled) == (345, False)
-    with pytest.raises(InvalidArgumentException, match="one bucket"):
-        manager.create_bucket(CreateBucketSettings(name="another", ram_quota_mb=345))
-    return "differs: only the cluster's one bucket, after it was dropped"
+    fixed = {"max_expiry": HOUR, "conflict_resolution_type": ConflictResolutionType.TIMESTAMP}
+    for setting, value in fixed.items():
+        settings = CreateBucketSettings(name="another", ram_quota_mb=345, **{setting: value})
+        with pytest.raises(InvalidArgumentException, match="embedded cluster"):
+            manager.create_bucket(settings)
+    return "differs: with its type, replicas, quota and flushing; other settings are fixed"
+
+
+@call("several buckets on one `Cluster`", alone=True)
+def _(case):
+    manager = case.sdk.buckets()
+    settings = {"bucket_type": BucketType.EPHEMERAL, "num_replicas": 1, "flush_enabled": True}
+    manager.create_bucket(CreateBucketSettings(name="another", ram_quota_mb=123, **settings))
+    assert {each.name for each in manager.get_all_buckets()} == {"default", "another"}
+    made = manager.get_bucket("another")
+    assert (made.bucket_type, made.num_replicas) == (BucketType.EPHEMERAL, 1)
+    assert (made.ram_quota_mb, made.flush_enabled) == (123, True)
+    another = case.sdk.bucket("another").default_collection()
+    durable = UpsertOptions(durability=ServerDurability(DurabilityLevel.MAJORITY))
+    case.collection.upsert(case.key, {"in": "default"})
+    another.upsert(case.key, {"in": "another"}, durable)
+
+    def streamed(bucket):
+        with case.cluster.connect(bucket=bucket) as client, client.stream(until="now") as stream:
+            return [json.loads(row["value"]) for batch in stream for row in batch.rows()]
+
+    for bucket in ("default", "another"):
+        assert streamed(bucket) == [{"in": bucket}]
+    case.cluster.failover(0)
+    assert another.get(case.key).content_as[dict] == {"in": "another"}
+    manager.flush_bucket("another")
+    assert not another.exists(case.key).exists
+    assert streamed("another") == []
+    with case.cluster.connect() as client, client.stream() as stream:
+        manager.drop_bucket("another")
+        case.collection.upsert(case.key, {"in": "default", "n": 2})
+        values = (json.loads(row["value"]) for batch in stream for row in batch.rows())
+        assert {"in": "default", "n": 2} in values
+    assert [each.name for each in manager.get_all_buckets()] == ["default"]
+    assert case.value == {"in": "default", "n": 2}
+    with pytest.raises(BucketNotFoundError):
+        streamed("another")
 
 
 @call("`buckets().update_bucket`", alone=True)

@@ -32,9 +32,9 @@ _SETTINGS: dict[str, dict[str, Any]] = {
     "replicas": {"type": int, "help": f"Replicas of each vBucket ({_CLUSTER['replicas']})."},
     "ephemeral": {"is_flag": True, "help": "A bucket without a disk."},
     "data": {
-        "metavar": "FOLDER", "help": "Keep the bucket in FOLDER, and load what is there."
+        "metavar": "FOLDER", "help": "Keep the buckets in FOLDER, and load what is there."
     },
-    "bucket": {"help": f"Name of the bucket ({_CLUSTER['bucket']})."},
+    "bucket": {"help": f"Name of the first bucket ({_CLUSTER['bucket']})."},
     "username": {"help": f"User name ({_CLUSTER['username']})."},
     "host": {
         "help": f"Address to listen on ({_CLUSTER['host']}); 0.0.0.0 for all, with your own"

@@ -46,7 +46,8 @@ class EmbeddedCluster(Documents, Control):
         vbuckets: Number of vBuckets, distributed over the nodes (1 to 1024).
         replicas: Replicas of each vBucket, each on a different node (0 to 3); fewer if there are
             too few nodes.
-        bucket: Name of the bucket.
+        bucket: Name of the first bucket, which the methods of this class are about. SDKs can create
+            others; `connect(bucket=...)` reads one of them.
         ephemeral: Whether the bucket is ephemeral, that is, has no disk.
         username: User name that clients authenticate with.
         password: Password that clients authenticate with.
@@ -68,7 +69,7 @@ class EmbeddedCluster(Documents, Control):
         tls_client_ca: PEM file with authorities for client certificates. A client with such a
             certificate needs no password; the common name is the user name.
         tls_client_required: Whether to refuse clients without a certificate on the TLS ports.
-        data: Folder that keeps the bucket when the cluster is closed or its process ends; created
+        data: Folder that keeps the buckets when the cluster is closed or its process ends; created
             if it does not exist. It has the copy of each node: after a crash, what that copy had
             persisted, with prepared durable writes, overwritten versions and failover logs.
         persist_delay: How long a change waits in memory before it is persisted, in seconds.
@@ -176,13 +177,13 @@ class EmbeddedCluster(Documents, Control):
 
     @property
     def bucket_name(self) -> str:
-        """Name of the bucket."""
+        """Name of the first bucket."""
         bucket: str = self._options["bucket"]
         return bucket
 
     @property
     def bucket_uuid(self) -> str:
-        """UUID of the bucket, chosen when it is created; empty while it is dropped."""
+        """UUID of the first bucket, chosen when it is created; empty while it is dropped."""
         return self._inner.bucket_uuid()
 
     @property

@@ -201,7 +201,7 @@ class Control:
         self._inner.hold_persistence(_vbucket(vbucket), copy, hold)
 
     def drop_bucket(self) -> None:
-        """Drops the bucket and closes all connections to it.
+        """Drops the first bucket and closes all connections to it.
 
         Raises:
             ConfigError: There is none.
@@ -209,7 +209,7 @@ class Control:
         self._inner.drop_bucket()
 
     def create_bucket(self) -> None:
-        """Recreates the bucket, empty and with a new UUID.
+        """Recreates the first bucket, empty and with a new UUID.
 
         Raises:
             ConfigError: The bucket exists.
@@ -217,7 +217,7 @@ class Control:
         self._inner.create_bucket()
 
     def flush_bucket(self) -> None:
-        """Empties the bucket; its scopes and collections remain.
+        """Empties the first bucket; its scopes and collections remain.
 
         As on a server, every vBucket starts over with a new history, so that streams end with
         "state changed" and their readers roll back to the beginning.

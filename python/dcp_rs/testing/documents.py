@@ -65,7 +65,7 @@ class Document:
 
 
 class Documents:
-    """Documents of the cluster's bucket."""
+    """Documents of the cluster's first bucket."""
 
     __slots__ = ()
 

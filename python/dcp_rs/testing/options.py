@@ -27,7 +27,7 @@ class User:
         username: User name to authenticate with.
         password: The password.
         reads: Where the user has the role: scopes such as `inventory` and collections such as
-            `inventory.hotels`. `None` means the whole bucket, an empty list nothing.
+            `inventory.hotels`, in every bucket. `None` means whole buckets, an empty list nothing.
 
     Raises:
         ConfigError: A value is of the wrong type.
@@ -53,7 +53,8 @@ class Limits:
         1
 
     Attributes:
-        memory_quota: Bytes of documents and tombstones the bucket may hold.
+        memory_quota: Bytes of documents and tombstones a bucket may hold, unless its quota is set
+            when it is created.
         max_connections: Connections that a node serves at a time; it closes further ones at once.
         max_streams: Streams of one DCP connection; further requests are refused.
         max_unacknowledged_bytes: Largest flow-control buffer a DCP client may ask for.

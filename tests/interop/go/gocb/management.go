@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/couchbase/gocb/v2"
@@ -168,13 +167,21 @@ var buckets = []call{
 		// The SDK finds the new one by itself.
 		_, err := t.collection().Upsert(t.key, number{1}, nil)
 		t.ok(err)
-		settings.Name = "another"
-		if err := manager.CreateBucket(settings, nil); err != nil && strings.Contains(err.Error(), "one bucket") {
-			return "differs: only the cluster's one bucket, after it was dropped"
-		} else if err != nil {
-			t.ok(err)
+		settings.Name, settings.BucketType = "another", gocb.EphemeralBucketType
+		settings.EvictionPolicy = gocb.EvictionPolicyTypeNoEviction
+		t.ok(manager.CreateBucket(settings, nil))
+		another := t.sdk.Bucket("another")
+		t.ok(another.WaitUntilReady(10*time.Second, nil))
+		_, err = another.DefaultCollection().Upsert(t.key, number{2}, nil)
+		t.ok(err)
+		t.ok(manager.DropBucket("another", nil))
+		_, err = t.collection().Get(t.key, nil)
+		t.ok(err)
+		settings.MaxExpiry = time.Minute
+		if manager.CreateBucket(settings, nil) == nil {
+			return ""
 		}
-		return ""
+		return "differs: with its type, replicas, quota and flushing; other settings are fixed"
 	}},
 }
 
