@@ -1,8 +1,8 @@
 //! Whatever arrives is answered or ends the connection; nothing panics.
 
-use dcp_proto::producer::Features;
-use dcp_wire::message::OpenFlags;
-use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Magic, Opcode, Status};
+use dcp_proto::producer::{Connection, ConnectionConfig, Disconnect, Features, ServerVersion};
+use dcp_wire::message::{Open, OpenFlags};
+use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Magic, Opaque, Opcode, Status};
 use proptest::prelude::*;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
@@ -11,6 +11,41 @@ use dcp_test::bucket::{Bucket, VBucket, docs};
 fn client(features: Features) -> Client {
     let bucket = Bucket::with(VBucket::new().on_disk(docs(1..=3)).checkpoint(4, docs(4..=6)));
     Client::open(bucket, features)
+}
+
+/// Version 6.0 closes the connection after an invalid packet, such as one with too long a name, but
+/// only refuses a control that it cannot apply.
+#[test]
+fn an_older_server_closes_the_connection_for_an_invalid_packet_but_not_for_a_control() {
+    let plain = Features { snappy: false, ..LEGACY };
+    let server_version = ServerVersion { major: 6, minor: 0, patch: 5 };
+    let older = ConnectionConfig { server_version, ..ConnectionConfig::default() };
+
+    let mut client = Client::new(Bucket::with(VBucket::new()), plain);
+    client.connection = Connection::new(older.clone());
+    assert_eq!(client.send_open(OpenFlags::PRODUCER), Status::SUCCESS);
+    assert_eq!(client.control("force_value_compression", "true"), Status::EINVAL);
+    assert_eq!(client.control("enable_noop", "true"), Status::SUCCESS, "it is still open");
+
+    for (config, closes) in [(older, true), (ConnectionConfig::default(), false)] {
+        let mut client = Client::new(Bucket::with(VBucket::new()), plain);
+        client.connection = Connection::new(config);
+        let mut packet = bytes::BytesMut::new();
+        let open = Open {
+            flags: OpenFlags::PRODUCER,
+            name: &[b'n'; 251],
+            value: &[],
+            datatype: Datatype::RAW,
+        };
+        open.encode(Opaque(1), &mut packet).unwrap();
+        match client.exchange(&packet) {
+            Err(Disconnect::InvalidRequest(Opcode::DCP_OPEN)) => assert!(closes),
+            answer => {
+                assert_eq!(answer.unwrap().unwrap().status, Status::EINVAL);
+                assert!(!closes);
+            }
+        }
+    }
 }
 
 /// Feeds bytes as a connection would: as long as they are packets and it stays open.
