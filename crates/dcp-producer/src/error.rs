@@ -81,7 +81,9 @@ pub enum Error {
         node: usize,
     },
     /// No replica can take a vBucket over.
-    #[error("{vbid} has no replica on a running node: its changes would be lost")]
+    #[error(
+        "{vbid} has no replica on a running node and would be lost: start a node, then rebalance"
+    )]
     NoRunningReplica {
         /// The vBucket.
         vbid: Vbid,

@@ -46,7 +46,7 @@ class EmbeddedCluster(Documents, Control):
         vbuckets: Number of vBuckets, distributed over the nodes (1 to 1024).
         replicas: Replicas of each vBucket, each on a different node (0 to 3); fewer if there are
             too few nodes.
-        bucket: Name of the first bucket, which the methods of this class are about. SDKs can create
+        bucket: Name of the first bucket, which the methods of this class act on. SDKs can create
             others; `connect(bucket=...)` reads one of them.
         ephemeral: Whether the bucket is ephemeral, that is, has no disk.
         username: User name that clients authenticate with.

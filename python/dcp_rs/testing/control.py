@@ -55,7 +55,8 @@ class Control:
         """Rolls a vBucket back to seqno `to`, as an unclean failover does.
 
         Changes above `to` are lost, a new history branch starts there, and the vBucket's streams
-        end.
+        end. Unlike a failover, it can also discard what every copy has on disk, which readers with
+        `persisted_only` otherwise count on.
 
         Raises:
             ConfigError: The vBucket does not exist, or the versions of that time are no longer
@@ -68,8 +69,8 @@ class Control:
 
         Raises:
             ConfigError: The vBucket or the node does not exist, the node is not running, a fault
-                keeps the two nodes from reaching each other, or the vBucket was not taken over, as
-                where its state is "dead".
+                keeps the two nodes from reaching each other, or the takeover fails, for example
+                because the vBucket's state is "dead".
         """
         self._inner.move_vbucket(_vbucket(vbucket), _node(node))
 
@@ -100,7 +101,7 @@ class Control:
         Raises:
             ConfigError: The node does not exist, has already been failed over or is the last one.
                 For a graceful failover, also: it is not running, a fault keeps two nodes from
-                reaching each other, or a vBucket was not taken over.
+                reaching each other, a vBucket has no running replica, or a takeover fails.
         """
         _checks.flag("graceful", graceful)
         self._inner.failover(_node(node), graceful)
@@ -162,8 +163,8 @@ class Control:
 
         Raises:
             ConfigError: A node of the cluster is not running, a fault keeps two nodes from reaching
-                each other, or a vBucket was not taken over, as where its state is "dead": it stays
-                where it is.
+                each other, or a takeover fails, for example because the vBucket's state is "dead":
+                that vBucket stays where it is.
         """
         self._inner.rebalance()
 

@@ -26,9 +26,9 @@ const FIXED: [&str; 9] = [
     "storageBackend",
 ];
 
-/// Settings without which documents would not be kept as a new bucket's creator expects; of the
-/// others that an embedded cluster lacks, clients notice nothing.
-const MATTERING: [&str; 3] = ["conflictResolutionType", "durabilityMinLevel", "maxTTL"];
+/// Settings that change documents or writes: a new bucket with another value than the cluster has is
+/// refused. Other settings that it lacks are ignored, since clients notice no difference.
+const BINDING: [&str; 3] = ["conflictResolutionType", "durabilityMinLevel", "maxTTL"];
 
 /// Applies a request about a bucket; `None` if there is no such request. `path` is what follows the
 /// name of the bucket.
@@ -87,7 +87,7 @@ fn new_settings(
         Some(_) => return Err(("replicaNumber", format!("must be 0 to {most}"))),
     };
     let fixed = fixed(is_ephemeral);
-    for name in MATTERING {
+    for name in BINDING {
         if let (Some(wanted), Some(value)) = (field(form, name), fixed.get(name)) {
             expect(name, value, &wanted)?;
         }

@@ -362,8 +362,9 @@ impl Connection {
     }
 
     /// Whether a stream waits for an end that the server no longer has, if `high` is its high seqno.
-    /// That takes a server that lost changes after it was asked for the end, and before it accepted
-    /// the stream. Reopened from [`Event::StreamEnded`], the stream ends with what there is.
+    /// The server then lost changes after the end was chosen, or after it was last asked for its high
+    /// seqno, and before it accepted the stream. Close the stream: reopened from
+    /// [`Event::StreamEnded`], it ends with what there is.
     #[must_use]
     pub fn has_lost_end(&self, vbid: Vbid, high: Seqno) -> bool {
         let stream = self.streams.get(vbid.index()).and_then(Option::as_deref);
