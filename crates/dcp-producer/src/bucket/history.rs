@@ -49,15 +49,11 @@ impl History {
     /// Keeps `item`, which the change `by` replaced. Returns the seqnos of the versions that had to
     /// make room, each after the one that replaced it.
     pub(crate) fn push(&mut self, item: Arc<Item>, by: Seqno) -> Vec<(Seqno, Seqno)> {
-        let mut gone = Vec::new();
         self.bytes += footprint(&item);
         self.versions.push_back(Superseded { item, by });
-        while self.bytes > self.max_bytes
-            && let Some(oldest) = self.versions.pop_front()
-        {
-            self.bytes -= footprint(&oldest.item);
-            self.floor = oldest.by;
-            gone.push((oldest.by, oldest.item.seqno));
+        let gone = self.forget_while(|history, _| history.bytes > history.max_bytes);
+        if let Some(&(by, _)) = gone.last() {
+            self.floor = by;
         }
         gone
     }
@@ -73,14 +69,25 @@ impl History {
         items
     }
 
-    /// Forgets the states below `seqno`.
-    pub(crate) fn forget_below(&mut self, seqno: Seqno) {
+    /// Forgets the states below `seqno`. Returns the seqnos of the versions that this takes, as
+    /// [`push`](Self::push) does.
+    pub(crate) fn forget_below(&mut self, seqno: Seqno) -> Vec<(Seqno, Seqno)> {
         self.floor = self.floor.max(seqno);
-        while self.versions.front().is_some_and(|version| version.by <= seqno)
+        self.forget_while(|_, oldest| oldest.by <= seqno)
+    }
+
+    fn forget_while(
+        &mut self,
+        is_gone: impl Fn(&Self, &Superseded) -> bool,
+    ) -> Vec<(Seqno, Seqno)> {
+        let mut gone = Vec::new();
+        while self.versions.front().is_some_and(|oldest| is_gone(self, oldest))
             && let Some(oldest) = self.versions.pop_front()
         {
             self.bytes -= footprint(&oldest.item);
+            gone.push((oldest.by, oldest.item.seqno));
         }
+        gone
     }
 
     /// Forgets everything: the vBucket starts over.

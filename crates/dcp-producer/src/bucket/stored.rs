@@ -128,7 +128,8 @@ impl VBucket {
         self.rebuild_disk();
         self.purge_seqno = Seqno(record.purge_seqno);
         self.max_deleted_rev = record.max_deleted_rev;
-        self.history.forget_below(Seqno(record.floor));
+        let gone = self.history.forget_below(Seqno(record.floor));
+        self.let_go(gone);
         let thinned = record.thinned.iter().map(|&(before, end)| (Seqno(before), Seqno(end)));
         self.thinned = thinned.collect();
         self.durable.catch_up(Seqno(completed), seqno);

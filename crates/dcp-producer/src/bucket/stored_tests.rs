@@ -201,6 +201,23 @@ fn an_overwritten_version_stays_until_what_replaced_it_is_stored() {
     assert_eq!(folder.items(0).keys().collect::<Vec<_>>(), [&Seqno(2)]);
 }
 
+/// A replica may learn of a purge from a marker, and have no tombstone of its own to purge by then.
+#[test]
+fn versions_that_a_purge_forgets_leave_the_folder() {
+    let (bucket, mut folder) = (filled(bucket()), Folder::default());
+    let play = |steps: &[Step]| steps.iter().for_each(|&step| apply(&bucket, step));
+    play(&[Step::Hold(1, true), Step::Set(0), Step::Set(0), Step::Set(1), Step::Remove(1)]);
+    play(&[Step::Set(2), Step::Purge]);
+    // The marker is one of a snapshot from disk.
+    play(&[Step::Lag(1, 3), Step::Set(1), Step::Set(2), Step::Cut(1), Step::Purge]);
+    play(&[Step::Lag(1, 0), Step::Hold(1, false), Step::Persist]);
+    folder.store(&bucket);
+    assert!(folder.items(1).contains_key(&Seqno(1)));
+    play(&[Step::Purge]);
+    folder.store(&bucket);
+    assert!(!folder.items(1).contains_key(&Seqno(1)));
+}
+
 /// Durable writes were completed where they were, also if nothing is left of what completed them.
 #[test]
 fn a_durable_write_is_not_begun_again_by_going_back() {

@@ -15,7 +15,7 @@ pub(crate) struct Stored {
 pub(crate) struct Storing {
     /// `None` without a folder, or if its contents cannot be used.
     stored: Option<Stored>,
-    /// Overwritten versions that exceeded the room for history, each behind the seqno of its
+    /// Overwritten versions that the history no longer keeps, each behind the seqno of its
     /// replacement. The folder needs the version until it has the replacement.
     let_go: Vec<(Seqno, Seqno)>,
     /// Versions to delete from the folder.
@@ -33,7 +33,7 @@ impl Storing {
         self.stored = None;
     }
 
-    /// Notes versions that exceed the room for history, each behind the seqno of its replacement.
+    /// Notes versions that the history no longer keeps, each behind the seqno of its replacement.
     pub(super) fn let_go(&mut self, versions: Vec<(Seqno, Seqno)>) {
         self.let_go.extend(versions);
     }

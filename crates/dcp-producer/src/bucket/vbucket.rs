@@ -249,8 +249,13 @@ impl VBucket {
     /// Keeps a version that the change at `by` replaced, if there is room.
     fn supersede(&mut self, item: Arc<Item>, by: Seqno) {
         let gone = self.history.push(item, by);
+        self.let_go(gone);
+    }
+
+    /// Has the data folder delete versions that the history no longer keeps.
+    pub(super) fn let_go(&mut self, versions: Vec<(Seqno, Seqno)>) {
         if self.settings.is_kept {
-            self.storing.let_go(gone);
+            self.storing.let_go(versions);
         }
     }
 
@@ -479,7 +484,8 @@ impl VBucket {
             self.purge_seqno = self.purge_seqno.max(item.seqno);
             self.count(&item, false);
         }
-        self.history.forget_below(self.purge_seqno);
+        let gone = self.history.forget_below(self.purge_seqno);
+        self.let_go(gone);
     }
 
     /// Keys of the documents whose expiry has passed.
