@@ -132,6 +132,7 @@ impl<S: BatchSink> Driver<S> {
             buffer,
             pace,
             is_marked: false,
+            commands: Vec::new(),
             out: BytesMut::new(),
             flush: false,
             open_streams: 0,
@@ -151,6 +152,8 @@ struct Task<S: BatchSink, IO> {
     pace: Pace,
     /// Whether the transport is ready only from more than one byte on.
     is_marked: bool,
+    /// Commands that were received together.
+    commands: Vec<Command>,
     /// Bytes to write.
     out: BytesMut,
     /// Whether written bytes may still be in the encryption layer.
@@ -246,10 +249,15 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         tokio::select! {
             biased;
             () = self.driver.cancel.cancelled() => return Err(Over::Dismissed),
-            command = self.driver.commands.recv() => match command {
-                Some(command) => self.command(command),
-                None => return Err(Over::Dismissed),
-            },
+            // Together, so that streams which ask where they end share one request.
+            received = self.driver.commands.recv_many(&mut self.commands, MAX_COMMANDS) => {
+                if received == 0 {
+                    return Err(Over::Dismissed);
+                }
+                for command in std::mem::take(&mut self.commands) {
+                    self.command(command);
+                }
+            }
             () = self.driver.link.wake.notified() => {}
             ready = ready => match ready {
                 Ok(Io::Read(len)) => {
@@ -523,6 +531,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let _ = reports.send((id, Report::Lost { streams, error }));
     }
 }
+
+/// Maximum number of commands in one turn.
+const MAX_COMMANDS: usize = 1024;
 
 /// Bytes of unsent output above which nothing is read: a peer that causes output without reading it
 /// has to wait.

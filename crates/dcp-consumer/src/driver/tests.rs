@@ -7,7 +7,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dcp_proto::consumer::Delivery;
+use dcp_proto::Position;
+use dcp_proto::consumer::{Delivery, EndKind};
 use dcp_wire::message::{StreamEndReason, encode_vb_seqnos};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -281,6 +282,25 @@ async fn a_stream_whose_rows_are_not_delivered_is_never_reported_as_ended() {
     server.end().await;
     let report = server.report().await;
     assert!(matches!(report, Report::SinkFailed(_)), "{report:?}: another would go on behind them");
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_end_at_the_latest_change_ask_for_it_together() {
+    let mut server = Server::start(patient()).await;
+    for vbid in 1..4 {
+        let from = Position::EARLIEST;
+        let from = Box::new(StreamPosition { end: EndKind::Latest, ..StreamPosition::new(from) });
+        let open = Command::Open { vbid: Vbid(vbid), end_seqno: Seqno(9), from };
+        server.commands.send(open).unwrap();
+    }
+    let (opcode, opaque, _) = server.receive().await;
+    assert_eq!(opcode, Opcode::GET_ALL_VB_SEQNOS);
+    assert!(server.nothing_sent().await, "the answer has the seqnos of all vBuckets");
+    let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+    server.send_frame(&answer.with_opaque(opaque)).await;
+    for _ in 1..4 {
+        assert_eq!(server.receive().await.0, Opcode::DCP_STREAM_REQ);
+    }
 }
 
 #[tokio::test(start_paused = true)]
