@@ -162,7 +162,8 @@ async fn play(producer: &Producer, tally: &mut Tally) {
         let open = packets().into_iter().find(|(_, name, _)| *name == "DCP_OPEN");
         let (_, _, open) = open.expect("it is there");
         let mut client = None;
-        for layout in layouts(&packet) {
+        let mut layouts = layouts(&packet).into_iter().peekable();
+        while let Some(layout) = layouts.peek() {
             let mut peer = match client.take() {
                 Some(client) => client,
                 None => {
@@ -175,8 +176,10 @@ async fn play(producer: &Producer, tally: &mut Tally) {
                 }
             };
             let probing = async |layout: &[u8]| probe(&mut peer, layout).await;
-            let report = Report::of(layout, probing).await;
-            tally.add(name, &report, BEYOND);
+            let report = Report::of(layout.clone(), probing).await;
+            if tally.add(name, &report, BEYOND) {
+                layouts.next();
+            }
             match report.outcome {
                 Outcome::Tolerated => client = Some(peer),
                 Outcome::Closed => {}

@@ -244,8 +244,8 @@ async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
     let count =
         layouts(&packet(name, &Open { vbid: dcp_wire::Vbid(0), opaque: Opaque(7), seqno: 70 }).1)
             .len();
-    let mut connection = None;
-    for number in 0..count {
+    let (mut connection, mut number) = (None, 0);
+    while number < count {
         let (mut stream, mut taken) = match connection.take() {
             Some(connection) => connection,
             None => rig.open().await,
@@ -253,10 +253,13 @@ async fn play(rig: &mut Rig, name: &'static str, tally: &mut Tally) {
         let Some(open) = taken.streams.first_mut() else { panic!("no stream was asked for") };
         open.seqno += 100;
         let (before, packet) = packet(name, open);
-        let Some(layout) = layouts(&packet).into_iter().nth(number) else { continue };
+        let Some(layout) = layouts(&packet).into_iter().nth(number) else {
+            number += 1;
+            continue;
+        };
         let probing = async |layout: &[u8]| probe(&mut taken, &before, layout).await;
         let report = Report::of(layout, probing).await;
-        tally.add(name, &report, before.len() + BEYOND);
+        number += usize::from(tally.add(name, &report, before.len() + BEYOND));
         if report.outcome == Outcome::Tolerated {
             connection = Some((stream, taken));
             continue;

@@ -6,9 +6,13 @@ use std::time::{Duration, Instant};
 use dcp_meter::Meter;
 use dcp_wire::Opaque;
 
-/// How long a peer may take to answer or to close, nearly always and at most: the machine is shared
-/// with other tests.
+/// How long a peer may take to answer or to close, without the time for which other processes had
+/// the processor.
 pub(crate) const SOON: Duration = Duration::from_millis(10);
+/// How often a layout is tried that took longer: a machine can stand still without its kernel
+/// knowing.
+const ATTEMPTS: usize = 3;
+/// How long a test waits for a peer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Opaque of the noop that follows each packet.
@@ -37,11 +41,24 @@ pub(crate) struct Report {
 impl Report {
     /// Sends a layout by `probe`, and measures it.
     pub(crate) async fn of(layout: Vec<u8>, probe: impl AsyncFnOnce(&[u8]) -> Outcome) -> Self {
-        let (meter, began) = (Meter::start(), Instant::now());
+        let (meter, began, preempted) = (Meter::start(), Instant::now(), preempted());
         let outcome = probe(&layout).await;
         let (most, took) = (meter.most(), began.elapsed());
+        let took = took.saturating_sub(self::preempted().saturating_sub(preempted));
         Self { layout, outcome, most, took }
     }
+
+    fn is_late(&self) -> bool {
+        self.outcome != Outcome::Waited && self.took > SOON
+    }
+}
+
+/// For how long this thread, on which both ends run, was ready and waited for a processor; zero where
+/// the system does not say.
+fn preempted() -> Duration {
+    let line = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    let nanos = line.split_whitespace().nth(1).and_then(|field| field.parse().ok());
+    Duration::from_nanos(nanos.unwrap_or_default())
 }
 
 /// What came of all layouts.
@@ -51,41 +68,58 @@ pub(crate) struct Tally {
     tolerated: usize,
     closed: usize,
     waited: usize,
-    late: usize,
+    slowest: Duration,
+    late: Vec<String>,
+    /// How often the layout that is tried was late.
+    repeated: usize,
     most: usize,
     beyond: Vec<String>,
 }
 
 impl Tally {
-    /// Adds a layout of `packet`, which may hold so many bytes beyond itself.
-    pub(crate) fn add(&mut self, packet: impl Debug, report: &Report, beyond: usize) {
+    /// Adds a layout of `packet`, which may hold so many bytes beyond itself. Returns `false` if it is
+    /// to be tried again.
+    #[must_use]
+    pub(crate) fn add(&mut self, packet: impl Debug, report: &Report, beyond: usize) -> bool {
+        let Report { layout, outcome, most, took } = report;
+        if report.is_late() && self.repeated + 1 < ATTEMPTS {
+            self.repeated += 1;
+            return false;
+        }
+        self.repeated = 0;
         self.layouts += 1;
-        match report.outcome {
+        match outcome {
             Outcome::Tolerated => self.tolerated += 1,
             Outcome::Closed => self.closed += 1,
             Outcome::Waited => self.waited += 1,
         }
-        self.late += usize::from(report.outcome != Outcome::Waited && report.took > SOON);
-        self.most = self.most.max(report.most);
-        if report.most > report.layout.len() + beyond {
-            let (held, layout) = (report.most >> 10, &report.layout);
-            self.beyond.push(format!("{packet:?}: {held} KiB, {layout:02x?}"));
+        if report.is_late() {
+            self.late.push(format!("{packet:?}: {took:?}, {layout:02x?}"));
         }
+        if *outcome != Outcome::Waited {
+            self.slowest = self.slowest.max(*took);
+        }
+        self.most = self.most.max(*most);
+        if *most > layout.len() + beyond {
+            self.beyond.push(format!("{packet:?}: {} KiB, {layout:02x?}", most >> 10));
+        }
+        true
     }
 
-    /// Fails if one held too much, if more than one of fifty took long, or if there were fewer than
-    /// `least`: layouts, tolerated and closed.
+    /// Fails if one held too much or took long, or if there were fewer than `least`: layouts,
+    /// tolerated and closed.
     #[track_caller]
     pub(crate) fn judge(&self, least: [usize; 3]) {
-        let Self { layouts, tolerated, closed, waited, late, most, beyond } = self;
+        let Self { layouts, tolerated, closed, waited, slowest, late, most, beyond, .. } = self;
         eprintln!(
-            "{layouts} layouts: {tolerated} tolerated, {closed} closed, {waited} waited, {late} \
-             late, {} KiB at most",
+            "{layouts} layouts: {tolerated} tolerated, {closed} closed, {waited} waited, {slowest:?} \
+             and {} KiB at most",
             most >> 10
         );
         let first = &beyond[..beyond.len().min(9)];
         assert!(first.is_empty(), "{} held too much: {first:#?}", beyond.len());
-        assert!(late * 50 <= *layouts, "{late} of {layouts} took longer than {SOON:?}");
+        let first = &late[..late.len().min(9)];
+        assert!(first.is_empty(), "{} took longer than {SOON:?}: {first:#?}", late.len());
         let reached = [*layouts, *tolerated, *closed];
         let is_enough = reached.iter().zip(least).all(|(reached, least)| *reached >= least);
         assert!(is_enough, "the table does not reach far: {reached:?} of {least:?}");
