@@ -17,6 +17,7 @@
 
 #[cfg(feature = "machines")]
 pub mod bucket;
+mod canary;
 pub mod conformance;
 pub mod facts;
 #[cfg(feature = "machines")]

@@ -3,12 +3,17 @@
 use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
 use dcp_wire::{Feature, Frame, Opcode, Status};
 
+use crate::canary;
 use crate::packet::{Packet, encoded};
 
 /// The only user.
 pub const USERNAME: &str = "user";
 /// Its password.
 pub const PASSWORD: &str = "secret-never-shown";
+/// What SCRAM salts it with.
+pub const SALT: &[u8] = b"0123456789abcdef";
+/// How often SCRAM hashes it.
+pub const ITERATIONS: u32 = 4096;
 /// The cluster map of bucket `default`.
 pub const CONFIG: &[u8] =
     br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab","nodeLocator":"vbucket",
@@ -17,7 +22,8 @@ pub const CONFIG: &[u8] =
 const GLOBAL: &[u8] = br#"{"rev":3,"nodesExt":[{"services":{"kv":11210},"thisNode":true}]}"#;
 const MANIFEST: &[u8] = br#"{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[]}]}"#;
 
-/// Answers a connecting client, successfully by default.
+/// Answers a connecting client, successfully by default. From the first one on, whatever the process
+/// logs is searched for the password.
 #[derive(Clone, Debug)]
 pub struct Login {
     /// The SASL mechanisms to list.
@@ -34,6 +40,7 @@ pub struct Login {
 
 impl Default for Login {
     fn default() -> Self {
+        canary::watch();
         Self {
             mechanisms: b"SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1 PLAIN",
             features: None,
@@ -109,7 +116,7 @@ impl Login {
     fn scram(&self, auth: &Frame<'_>) -> (ScramServer, Vec<u8>) {
         let mechanism = Mechanism::from_name(auth.key).expect("a mechanism it lists");
         let stored = self.credentials.clone().unwrap_or_else(|| {
-            let derived = ScramCredentials::derive(mechanism, PASSWORD, b"0123456789abcdef", 4096);
+            let derived = ScramCredentials::derive(mechanism, PASSWORD, SALT, ITERATIONS);
             derived.expect("a mechanism of SCRAM")
         });
         let mut server = ScramServer::read(auth.value).expect("a first message");
