@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 
 # Has the role that a reader should have.
-_READER = dcp_rs.testing.User(username="reader", password="word of a reader")
+_READER = dcp_rs.testing.User(username="reader", password="canary-8f1c2e of a reader")
 
 
 @pytest.fixture(autouse=True)

@@ -18,7 +18,7 @@ from dcp_rs.testing import EmbeddedCluster
 
 PRODUCTION = DesignDocumentNamespace.PRODUCTION
 HOUR = timedelta(hours=1)
-LOGIN = PasswordAuthenticator("Administrator", "password")
+LOGIN = PasswordAuthenticator("Administrator", "canary-8f1c2e")
 
 
 def open_sdk(cluster):

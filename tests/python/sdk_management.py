@@ -266,7 +266,7 @@ def _(case):
 def _(case):
     with EmbeddedCluster(tls=True) as cluster:
         authority = str(cluster.ca_file)
-        login = PasswordAuthenticator("Administrator", "password", cert_path=authority)
+        login = PasswordAuthenticator("Administrator", "canary-8f1c2e", cert_path=authority)
         sdk = Cluster(cluster.tls_connection_string, ClusterOptions(login))
         sdk.bucket("default").default_collection().upsert(case.key, {})
         sdk.close()

@@ -19,7 +19,7 @@ def connect(cluster, **options):
         cluster.connection_string,
         bucket="default",
         username="Administrator",
-        **{"password": "password"} | options,
+        **{"password": "canary-8f1c2e"} | options,
     )
 
 
@@ -34,7 +34,7 @@ async def test_an_async_client_reads_what_a_client_reads(cluster, client, fill):
         assert await async_client.high_seqnos() == client.high_seqnos()
         assert async_client.vbuckets_by_node() == client.vbuckets_by_node()
         assert (async_client.bucket_name, async_client.num_vbuckets) == ("default", 16)
-        assert "password" not in repr(async_client)
+        assert "canary-8f1c2e" not in repr(async_client)
         store = dcp_rs.MemoryStore()
         store.save(stream.checkpoint())
         # Awaited, it is closed by who awaits it.

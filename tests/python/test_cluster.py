@@ -339,7 +339,7 @@ class RawClient:
     def open_for_dcp(self, *controls):
         """Authenticates and opens the connection for DCP; gives the status of each control."""
         assert self.ask(0x1F, b"raw", value=bytes.fromhex("000a"))[0] == 0
-        assert self.ask(0x21, b"PLAIN", value=b"\0Administrator\0password")[0] == 0
+        assert self.ask(0x21, b"PLAIN", value=b"\0Administrator\0canary-8f1c2e")[0] == 0
         assert self.ask(0x89, b"default")[0] == 0
         assert self.ask(0x50, b"raw", struct.pack(">II", 0, 1))[0] == 0
         return [self.ask(0x5E, key, value=value)[0] for key, value in controls]
@@ -373,7 +373,7 @@ def test_what_a_client_compressed_may_be_kept_so(kept):
         client = RawClient(cluster)
         with client.socket:
             assert client.ask(0x1F, b"raw", value=bytes.fromhex("000a"))[0] == 0
-            assert client.ask(0x21, b"PLAIN", value=b"\0Administrator\0password")[0] == 0
+            assert client.ask(0x21, b"PLAIN", value=b"\0Administrator\0canary-8f1c2e")[0] == 0
             assert client.ask(0x89, b"default")[0] == 0
             body = bytes(8) + b"key" + compressed
             head = struct.pack(">BBHBBHI", 0x80, 0x01, 3, 8, 2, 0, len(body))

@@ -17,13 +17,13 @@ USER = ("--username", "Administrator", "--connect-timeout", "3")
 @pytest.fixture
 def run_at(monkeypatch, capfd):
     """Runs a command on an address; gives its exit status and the records that it printed."""
-    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
 
     def command(name, address, *arguments):
         done = main([name, address, *USER, *map(str, arguments), "--json"])
         shown = capfd.readouterr()
         said = shown.out.replace("user name and password", "").replace("--tls-key-password-env", "")
-        assert "password" not in said
+        assert "canary-8f1c2e" not in said
         return done, [json.loads(line) for line in shown.out.splitlines()], shown.err
 
     return command
@@ -110,8 +110,8 @@ def test_a_node_that_is_down_is_named_though_others_answer(cluster, run_at):
 
 
 def test_a_user_without_a_name_or_rights_is_told_what_to_give(run_at, monkeypatch, capfd):
-    nobody = dcp_rs.testing.User(username="nobody", password="password", reads=[])
-    partly = dcp_rs.testing.User(username="partly", password="password", reads=["inventory"])
+    nobody = dcp_rs.testing.User(username="nobody", password="canary-8f1c2e", reads=[])
+    partly = dcp_rs.testing.User(username="partly", password="canary-8f1c2e", reads=["inventory"])
     with dcp_rs.testing.EmbeddedCluster(vbuckets=4, users=[nobody, partly]) as cluster:
         address = f"{cluster.connection_string}/default"
         status, findings, _ = run_at("doctor", address, "--username", "nobody")

@@ -14,7 +14,7 @@ import pytest
 
 from dcp_rs.cli import main
 
-ENVIRONMENT = {"DCP_RS_PASSWORD": "password", "PYTHONWARNINGS": "ignore::RuntimeWarning"}
+ENVIRONMENT = {"DCP_RS_PASSWORD": "canary-8f1c2e", "PYTHONWARNINGS": "ignore::RuntimeWarning"}
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def arguments(cluster):
 
 @pytest.fixture
 def export(arguments, monkeypatch, capsys):
-    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
 
     def command(*more, status=0):
         done = main(["export", *arguments, *map(str, more)])

@@ -190,7 +190,7 @@ def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
     kept = tmp_path / "positions.json"
 
     def cat(*more):
-        done = run("cat", address, *options, *more, DCP_RS_PASSWORD="password")
+        done = run("cat", address, *options, *more, DCP_RS_PASSWORD="canary-8f1c2e")
         return [json.loads(line) for line in lines(done)]
 
     rows = cat("--columns", "key,value,timestamp")
@@ -223,7 +223,7 @@ def test_a_reader_that_has_enough_is_no_error(cluster, fill):
     done = subprocess.run(
         f"{command} --username Administrator | head -n 3; exit ${{PIPESTATUS[0]}}",
         shell=True, executable="/bin/bash", capture_output=True, timeout=60,
-        env=environment(DCP_RS_PASSWORD="password"),
+        env=environment(DCP_RS_PASSWORD="canary-8f1c2e"),
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, b"")
     assert len(done.stdout.splitlines()) == 3
@@ -247,7 +247,7 @@ def on(cluster, command, *more):
 def begin(cluster, command, *more, stdout):
     return subprocess.Popen(
         [sys.executable, "-m", "dcp_rs", *map(str, on(cluster, command, *more))],
-        stdout=stdout, stderr=subprocess.PIPE, env=environment(DCP_RS_PASSWORD="password"),
+        stdout=stdout, stderr=subprocess.PIPE, env=environment(DCP_RS_PASSWORD="canary-8f1c2e"),
     )  # fmt: skip
 
 
@@ -305,7 +305,7 @@ sys.exit(main(sys.argv[1:]))
     with output.open("wb") as out:
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], stdout=out, stderr=subprocess.PIPE,
-            timeout=60, env=environment(DCP_RS_PASSWORD="password"), text=True,
+            timeout=60, env=environment(DCP_RS_PASSWORD="canary-8f1c2e"), text=True,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
     notes = [tuple(line.split()) for line in done.stderr.splitlines()]
@@ -327,7 +327,7 @@ def test_a_start_at_the_latest_change_is_kept_before_the_first_row(cluster, fill
     process.communicate()
     cluster.upsert("between", b"1")
     options = ["--start", "latest", "--checkpoint", kept, "-f", "%k\\n"]
-    done = run(*on(cluster, "cat", *options), DCP_RS_PASSWORD="password")
+    done = run(*on(cluster, "cat", *options), DCP_RS_PASSWORD="canary-8f1c2e")
     assert lines(done) == ["between"]
 
 
@@ -343,7 +343,7 @@ def test_ctrl_c_keeps_what_was_written_and_no_more(cluster, fill, tmp_path):
     written = set(output.read_text().splitlines())
     done = run(
         *on(cluster, "cat", "--columns", "key", "--checkpoint", kept),
-        DCP_RS_PASSWORD="password",
+        DCP_RS_PASSWORD="canary-8f1c2e",
     )
     assert written | set(lines(done)) == {f'{{"key": "{key}"}}' for key in documents}
 
@@ -427,7 +427,7 @@ def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
 
 
 def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, capsys):
-    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
     user, admin = ("--username", "u"), ("--username", "Administrator")
     address = f"{cluster.connection_string}/default"
     for arguments, told in [

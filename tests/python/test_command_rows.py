@@ -34,7 +34,7 @@ EMBEDDED = {b"object", b"pretty", b"digits", b"twice", b"surrogate", b"\xff\xfek
 @pytest.fixture
 def run(cluster, monkeypatch, capfdbinary):
     """Runs a command on the cluster; gives what it printed."""
-    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
 
     def command(name, *arguments, status=0):
         address = f"{cluster.connection_string}/default"

@@ -20,7 +20,7 @@ def address(cluster):
 def test_a_terminal_gets_a_table_that_fits_and_that_documents_cannot_disturb(cluster, address):
     cluster.upsert("long", b'{"text":"' + b"x" * 500 + b'"}')
     cluster.upsert("\x1b[2Jclears", b"\xff\x1b]0;title\x07\r\n")
-    with Terminal("cat", address, *USER, columns=90, DCP_RS_PASSWORD="password") as terminal:
+    with Terminal("cat", address, *USER, columns=90, DCP_RS_PASSWORD="canary-8f1c2e") as terminal:
         assert terminal.end() == 0
         heading, *rows = terminal.text.splitlines()
         raw = terminal.raw
@@ -37,12 +37,12 @@ def test_a_terminal_gets_a_table_that_fits_and_that_documents_cannot_disturb(clu
 
 
 def test_a_bucket_without_changes_says_so_in_a_terminal(address):
-    with Terminal("cat", address, *USER, DCP_RS_PASSWORD="password") as terminal:
+    with Terminal("cat", address, *USER, DCP_RS_PASSWORD="canary-8f1c2e") as terminal:
         assert terminal.end() == 0
         assert terminal.text.splitlines() == ["dcp-rs: 0 changes"]
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-m", "dcp_rs", "cat", address, *USER],
-        env=os.environ | {"DCP_RS_PASSWORD": "password"}, capture_output=True, timeout=60,
+        env=os.environ | {"DCP_RS_PASSWORD": "canary-8f1c2e"}, capture_output=True, timeout=60,
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
@@ -51,16 +51,18 @@ def test_a_password_is_asked_for_and_not_shown(cluster, address):
     cluster.upsert("a", b"1")
     with Terminal("cat", address, *USER, "-f", "%k=%s\n") as terminal:
         terminal.wait_for("Password: ")
-        terminal.press(b"password\n")
+        terminal.press(b"canary-8f1c2e\n")
         assert terminal.end() == 0
         assert terminal.text.splitlines()[-1] == "a=1"
-        assert "password" not in terminal.text
+        assert "canary-8f1c2e" not in terminal.text
         assert terminal.modes_now() == terminal.modes
 
 
 def test_tail_follows_until_ctrl_c(cluster, address):
     cluster.upsert("before", b"1")
-    with Terminal("tail", address, *USER, "-f", "%k\n", DCP_RS_PASSWORD="password") as terminal:
+    with Terminal(
+        "tail", address, *USER, "-f", "%k\n", DCP_RS_PASSWORD="canary-8f1c2e"
+    ) as terminal:
         # There is no sign that it has begun but what comes.
         for n in range(100):
             cluster.upsert(f"key_{n}", b"1")
@@ -76,7 +78,7 @@ def test_tail_follows_until_ctrl_c(cluster, address):
 
 def test_top_shows_what_goes_on_until_q(cluster, address):
     arguments = ("top", address, *USER, "--interval", "0.3")
-    with Terminal(*arguments, DCP_RS_PASSWORD="password") as terminal:
+    with Terminal(*arguments, DCP_RS_PASSWORD="canary-8f1c2e") as terminal:
         terminal.wait_for("q quits")
         terminal.wait_for("16 streaming")
         written = 0
@@ -99,7 +101,7 @@ def test_top_shows_what_goes_on_until_q(cluster, address):
 
 def test_top_ends_with_the_error_of_its_stream(cluster, address):
     arguments = ("top", address, *USER, "--retry-timeout", "0.2")
-    with Terminal(*arguments, DCP_RS_PASSWORD="password") as terminal:
+    with Terminal(*arguments, DCP_RS_PASSWORD="canary-8f1c2e") as terminal:
         terminal.wait_for("16 streaming")
         cluster.drop_bucket()
         assert terminal.end() == 1
@@ -119,7 +121,7 @@ def test_a_closed_pipe_ends_a_command_quietly(address, fill, command):
         f"{sys.executable} -W ignore -m dcp_rs {words} 2> >(cat >&2) | true;"
         " echo ${PIPESTATUS[0]}",
         shell=True, executable="/bin/bash", capture_output=True, timeout=60, text=True,
-        env=os.environ | {"DCP_RS_PASSWORD": "password"},
+        env=os.environ | {"DCP_RS_PASSWORD": "canary-8f1c2e"},
     )  # fmt: skip
     assert done.stdout == "0\n"
     assert "Traceback" not in done.stderr

@@ -11,7 +11,7 @@ import pytest
 import dcp_rs
 from dcp_rs import exceptions
 
-USER = {"username": "Administrator", "password": "password"}
+USER = {"username": "Administrator", "password": "canary-8f1c2e"}
 
 
 def connect(address, **options):
@@ -178,6 +178,7 @@ def test_a_port_in_use_is_an_error(cluster):
         dcp_rs.testing.EmbeddedCluster(port=port)
 
 
+@pytest.mark.default_password
 def test_the_producer_listens_on_loopback_only():
     with pytest.raises(exceptions.ConfigError, match="loopback"):
         dcp_rs.testing.EmbeddedCluster(host="0.0.0.0")
@@ -209,12 +210,13 @@ def test_documents_are_checked(cluster):
 
 def vault():
     """Gives credentials as a function of a module does."""
-    return "Administrator", "password"
+    return "Administrator", "canary-8f1c2e"
 
 
+@pytest.mark.shows_password("the file has it, which a user writes")
 def test_a_password_file_is_read_for_every_connection(cluster, tmp_path):
     secret = tmp_path / "password"
-    secret.write_text("password\n")
+    secret.write_text("canary-8f1c2e\n")
     given = {"username": "Administrator", "password": None, "password_file": secret}
     given["retry_timeout"] = 1.0
     with connect(cluster.connection_string, **given) as client:
@@ -224,7 +226,7 @@ def test_a_password_file_is_read_for_every_connection(cluster, tmp_path):
         # The client goes on trying, as the file may be about to be replaced.
         with pytest.raises(exceptions.AuthenticationError, match="vb:0 could not be reached for"):
             client.stream()
-        secret.write_text("password")
+        secret.write_text("canary-8f1c2e")
         with client.stream(until="now") as stream:
             assert list(stream) == []
     secret.unlink()
@@ -238,7 +240,7 @@ def test_credentials_may_come_from_a_function(cluster):
 
     def current():
         threads.append(threading.current_thread())
-        return "Administrator", "password"
+        return "Administrator", "canary-8f1c2e"
 
     with (
         connect(cluster.connection_string, **nobody, credentials=current) as client,
@@ -252,7 +254,7 @@ def test_credentials_may_come_from_a_function(cluster):
 
 
 def test_a_stream_outlives_a_password_that_is_changed():
-    known = ["password"]
+    known = ["canary-8f1c2e"]
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster,
         cluster.connect(credentials=lambda: ("Administrator", known[0])) as client,
@@ -292,7 +294,7 @@ def test_credentials_that_are_of_no_use_are_an_authentication_error(cluster, fun
 def test_a_function_that_needs_python_is_called_while_python_is_busy(cluster):
     def current():
         time.sleep(0.01)
-        return "Administrator", "password"
+        return "Administrator", "canary-8f1c2e"
 
     with cluster.connect(credentials=current) as client:
         deadline = time.monotonic() + 1

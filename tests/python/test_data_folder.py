@@ -310,6 +310,7 @@ def _three_nodes(folder):
             )
 
 
+@pytest.mark.default_password
 def test_a_node_that_was_failed_over_stays_out_when_the_cluster_is_killed(tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _FAIL_OVER, tmp_path], stdout=subprocess.PIPE

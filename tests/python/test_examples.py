@@ -12,6 +12,8 @@ import pytest
 
 from lag import until
 
+pytestmark = pytest.mark.default_password
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 # Programs that keep a target in step: lines that follow how many changes there were.
 PRINTED = {

@@ -32,7 +32,7 @@ rows, checkpoint = [], None
 kept = set()
 
 options = dcp_rs.ConnectionOptions(
-    connection_string=address, bucket="default", username="Administrator", password="password"
+    connection_string=address, bucket="default", username="Administrator", password="canary-8f1c2e"
 )
 
 def connect():

@@ -21,7 +21,7 @@ store.execute("CREATE TABLE IF NOT EXISTS checkpoint (only INTEGER PRIMARY KEY, 
 found = store.execute("SELECT json FROM checkpoint").fetchone()
 start = dcp_rs.Checkpoint.from_json(found[0]) if found else "earliest"
 client = dcp_rs.connect(
-    connection_string, bucket="default", username="Administrator", password="password")
+    connection_string, bucket="default", username="Administrator", password="canary-8f1c2e")
 policy = dcp_rs.BatchPolicy(max_rows=7, linger=0.001)
 for batch in client.stream(start=start, until=until or None, batch=policy):
     with store:

@@ -78,6 +78,7 @@ def test_each_user_has_a_password_of_its_own(cluster):
                 cluster.connect(username=username, password=password, sasl_mechanisms=mechanism)
 
 
+@pytest.mark.shows_password("whoever pickles options wants to connect with them")
 def test_the_suite_itself_logs_in_as_a_reader():
     with dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster, cluster.connect() as client:
         assert client.options.username == "reader"

@@ -19,7 +19,7 @@ import logging, sys, threading, time
 import dcp_rs
 def connect():
     return dcp_rs.connect(
-        sys.argv[1], bucket="default", username="Administrator", password="password")
+        sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e")
 """
 
 
@@ -80,7 +80,9 @@ def eventually(condition, patience=10):
 
 
 def connect(address):
-    return dcp_rs.connect(address, bucket="default", username="Administrator", password="password")
+    return dcp_rs.connect(
+        address, bucket="default", username="Administrator", password="canary-8f1c2e"
+    )
 
 
 def test_records_are_there_once_a_call_returns_or_raises(unreachable, records):
@@ -395,6 +397,7 @@ def test_nothing_is_asked_of_python_for_records_that_nobody_wants(cluster, monke
     from dcp_rs import _logging
 
     called = []
+    logging.getLogger("dcp_rs").setLevel(logging.NOTSET)
     monkeypatch.setattr(_logging, "hand_on", lambda *call: called.append(call))
     with cluster.connect() as client:
         planner = Planner(client)

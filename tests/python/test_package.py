@@ -21,6 +21,7 @@ MODULES = sorted(
 
 
 @pytest.mark.parametrize("name", ["dcp_rs", *MODULES])
+@pytest.mark.default_password
 def test_the_examples_in_the_documentation_run(name):
     module = importlib.import_module(name)
     names = {each: getattr(dcp_rs, each) for each in dcp_rs.__all__} | {"dcp_rs": dcp_rs}

@@ -65,7 +65,7 @@ _WAIT = """
 import sys, time
 import dcp_rs
 with dcp_rs.connect(
-    sys.argv[1], bucket="default", username="Administrator", password="password"
+    sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e"
 ) as client, client.stream() as stream:
     stream.poll(0.1)
     print("waits", flush=True)

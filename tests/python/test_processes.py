@@ -45,7 +45,7 @@ try:
         dcp_rs.connect(connection_string, bucket="b", username="u", password="p",
             connect_timeout=60)
     client = dcp_rs.connect(
-        connection_string, bucket="default", username="Administrator", password="password")
+        connection_string, bucket="default", username="Administrator", password="canary-8f1c2e")
     stream = client.stream()
     async def wait():
         async for batch in stream:
@@ -155,7 +155,7 @@ def test_forked_children_draw_random_numbers_of_their_own():
         # A generator of this thread is seeded now, and would be copied into every child.
         cluster.connect().close()
         tap = Tap(cluster)
-        options = {"bucket": "default", "username": "Administrator", "password": "password"}
+        options = {"bucket": "default", "username": "Administrator", "password": "canary-8f1c2e"}
 
         def log_in():
             dcp_rs.connect(f"couchbase://127.0.0.1:{tap.port}", **options).close()
@@ -177,7 +177,7 @@ for _ in range(2):
     pid = os.fork()
     if pid == 0:
         client = dcp_rs.connect(
-            sys.argv[1], bucket="default", username="Administrator", password="password")
+            sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e")
         print(client.num_vbuckets, flush=True)
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
@@ -186,6 +186,7 @@ for _ in range(2):
     assert out == "16\n16\n", err
 
 
+@pytest.mark.shows_password("whoever pickles options wants to connect with them")
 def test_options_pickle_and_connections_do_not(cluster, client):
     options = pickle.loads(pickle.dumps(client.options))
     assert options == client.options
@@ -221,7 +222,7 @@ import json, os, sys
 import dcp_rs
 connection_string, folder = sys.argv[1:]
 client = dcp_rs.connect(
-    connection_string, bucket="default", username="Administrator", password="password")
+    connection_string, bucket="default", username="Administrator", password="canary-8f1c2e")
 checkpoint = os.path.join(folder, "checkpoint.json")
 start = dcp_rs.Checkpoint.load(checkpoint) if os.path.exists(checkpoint) else "earliest"
 with open(os.path.join(folder, "rows.jsonl"), "a") as rows:
@@ -265,7 +266,7 @@ def test_an_open_stream_does_not_keep_the_process(cluster, start_python):
 import sys
 import dcp_rs
 client = dcp_rs.connect(
-    sys.argv[1], bucket="default", username="Administrator", password="password")
+    sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e")
 stream = client.stream()
 cluster = dcp_rs.testing.EmbeddedCluster()
 cluster.upsert("a", b"1")
@@ -282,7 +283,7 @@ import logging, sys
 logging.basicConfig(level=logging.DEBUG, format="%(name)s %(levelname)s %(message)s")
 import dcp_rs
 client = dcp_rs.connect(
-    sys.argv[1], bucket="default", username="Administrator", password="password")
+    sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e")
 print(client.num_vbuckets)
 """
     # Nobody listens at the first address.
@@ -297,4 +298,4 @@ print(client.num_vbuckets)
     records = [line for line in done.stderr.splitlines() if "cannot be reached" in line]
     assert records
     assert records[0].startswith("dcp_rs.consumer.connect DEBUG ")
-    assert "password" not in done.stderr
+    assert "canary-8f1c2e" not in done.stderr

@@ -29,7 +29,7 @@ def start(cluster):
                 f"{cluster.connection_string}/default", *map(str, arguments),
                 "--username", "Administrator",
             ],
-            env=os.environ | {"DCP_RS_PASSWORD": "password"},
+            env=os.environ | {"DCP_RS_PASSWORD": "canary-8f1c2e"},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         started.append(process)

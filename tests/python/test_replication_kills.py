@@ -19,7 +19,7 @@ import sys, threading
 import dcp_rs
 connection_string, url, mode, once = sys.argv[1:]
 with dcp_rs.connect(
-    connection_string, bucket="default", username="Administrator", password="password"
+    connection_string, bucket="default", username="Administrator", password="canary-8f1c2e"
 ) as client:
     print("ready", flush=True)
     dcp_rs.replicate(

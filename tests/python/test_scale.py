@@ -12,7 +12,7 @@ import dcp_rs
 
 def connect(**options):
     return dcp_rs.connect(
-        sys.argv[1], bucket="default", username="Administrator", password="password",
+        sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e",
         **options)
 
 def resident():

@@ -31,7 +31,7 @@ from couchbase.subdocument import get as path
 from dcp_rs.testing import EmbeddedCluster
 
 
-def open_cluster(cluster, password="password"):
+def open_cluster(cluster, password="canary-8f1c2e"):
     return Cluster(
         cluster.connection_string,
         ClusterOptions(PasswordAuthenticator("Administrator", password)),

@@ -292,7 +292,7 @@ store = stores.opened(place)
 done = open(path, "a", buffering=1)
 policy = dcp_rs.BatchPolicy(max_rows=50, linger=0.02)
 with dcp_rs.connect(
-    address, bucket="default", username="Administrator", password="password"
+    address, bucket="default", username="Administrator", password="canary-8f1c2e"
 ) as client, client.stream(start=store, vbuckets=dcp_rs.Share(i, of=n), batch=policy) as stream:
     print("started", flush=True)
     for batch in stream:
@@ -367,7 +367,7 @@ def test_the_number_of_members_changes_under_load_with_crashes(
 
 
 def test_members_on_the_command_line(client, fill, tmp_path, capfd, monkeypatch):
-    monkeypatch.setenv("DCP_RS_PASSWORD", "password")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
     written, path, seen = fill(40), str(tmp_path / "positions"), []
     command = ["cat", client.options.connection_string, "--username", "Administrator"]
     command += ["--bucket", "default", "--checkpoint", path, "-f", "%k\\n"]

@@ -48,7 +48,7 @@ policy = dcp_rs.BatchPolicy(linger=0.02, max_bytes=1 << 20)
 options = {"on_rollback": "resync", "batch": policy}
 checkpoint = "earliest"
 with dcp_rs.connect(
-    sys.argv[1], bucket="default", username="Administrator", password="password",
+    sys.argv[1], bucket="default", username="Administrator", password="canary-8f1c2e",
 ) as client:
     with client.stream(**options) as stream:
         for batch in stream:

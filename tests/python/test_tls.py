@@ -26,7 +26,7 @@ def ca(cluster, tmp_path):
 
 
 def ask(url, **options):
-    pair = base64.b64encode(b"Administrator:password").decode()
+    pair = base64.b64encode(b"Administrator:canary-8f1c2e").decode()
     request = urllib.request.Request(url, headers={"Authorization": f"Basic {pair}"})
     with urllib.request.urlopen(request, timeout=10, **options) as answer:
         return json.load(answer)
@@ -36,7 +36,7 @@ def connect(cluster, ca):
     return dcp_rs.connect(
         cluster.tls_connection_string,
         username="Administrator",
-        password="password",
+        password="canary-8f1c2e",
         bucket="default",
         tls_ca=ca,
     )
@@ -54,7 +54,7 @@ def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(cluster
     options = dcp_rs.ConnectionOptions(
         connection_string=cluster.tls_connection_string,
         username="Administrator",
-        password="password",
+        password="canary-8f1c2e",
         bucket="default",
         tls_ca=ca,
     )
@@ -72,7 +72,7 @@ def test_plain_is_for_verified_servers_and_other_mechanisms_can_be_named(cluster
         dcp_rs.connect(
             cluster.connection_string,
             username="Administrator",
-            password="password",
+            password="canary-8f1c2e",
             bucket="default",
             sasl_mechanisms=["PLAIN"],
         )

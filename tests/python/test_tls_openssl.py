@@ -133,7 +133,7 @@ def stunnel(start_process, tmp_path):
 
 
 def connect(address, ca, **options):
-    given = {"username": "Administrator", "password": "password"}
+    given = {"username": "Administrator", "password": "canary-8f1c2e"}
     if "tls_certificate" in options:
         given = {}
     options = {"connect_timeout": 5.0} | given | options

@@ -9,15 +9,21 @@ import dcp_rs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-PASSWORD = "pass phrase"
+PASSWORD = "canary-8f1c2e pass phrase"
 BUCKET = "changes"
 
 
 @pytest.fixture(scope="session")
-def spark():
+def spark(tmp_path_factory):
     from session import new_session
 
-    session = new_session()
+    # With the plan of each query. They are searched for passwords.
+    events = {
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": tmp_path_factory.mktemp("events").as_uri(),
+    }
+    session = new_session(**events)
     yield session
     session.stop()
 

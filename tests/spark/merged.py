@@ -50,7 +50,7 @@ class Kept:
         options = {
             "connectionString": self.cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "merged",
             "documentSchema": "n INT, at TIMESTAMP",
             "onRollback": "resync",

@@ -187,7 +187,7 @@ def main():
         options = {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "changes",
         }
         spark = None

@@ -50,7 +50,7 @@ def options_of(cluster):
     return {
         "connectionString": cluster.connection_string,
         "username": "Administrator",
-        "password": "password",
+        "password": "canary-8f1c2e",
         "bucket": "default",
     }
 

@@ -25,7 +25,7 @@ def start_cluster():
         return cluster, {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "changes",
         }
 

@@ -28,7 +28,7 @@ def start_cluster(spark, tmp_path):
         options = {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "changes",
         }
         yield cluster, Query(spark, options, tmp_path, cluster)

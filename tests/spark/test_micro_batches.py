@@ -229,7 +229,7 @@ def test_an_ephemeral_bucket_is_read_and_told_of():
         options = {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "changes",
         }
         for n in range(50):
@@ -324,7 +324,7 @@ def test_any_order_of_writes_failovers_and_restarts_ends_at_the_truth(seed, pers
         options = {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "password",
+            "password": "canary-8f1c2e",
             "bucket": "changes",
         }
         job = Job(options, numPartitions="2", persistedOnly=persisted_only)
