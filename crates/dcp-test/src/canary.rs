@@ -1,4 +1,4 @@
-//! A search of everything that is logged, at TRACE, for the password of [`crate::login`] and for what
+//! A search of everything that is logged, at TRACE, for the password of scripted logins and for what
 //! SCRAM makes of it. A hit ends the process: a test that leaks cannot pass.
 
 use std::io::Write as _;
@@ -8,12 +8,17 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use log::{LevelFilter, Log, Metadata, Record};
 
-use crate::login::PASSWORD;
 use crate::parse_hex;
 
-/// The salted password, the client key, the stored key and the server key, for the password, salt and
-/// iterations of [`crate::login`], computed by Python's `hashlib`. Of those of SCRAM-SHA512, the
-/// beginnings.
+/// The password that scripted logins expect.
+pub const PASSWORD: &str = "secret-never-shown";
+/// What SCRAM salts it with.
+pub const SALT: &[u8] = b"0123456789abcdef";
+/// How often SCRAM hashes it.
+pub const ITERATIONS: u32 = 4096;
+
+/// The salted password, the client key, the stored key and the server key, for [`PASSWORD`], [`SALT`] and
+/// [`ITERATIONS`], computed by Python's `hashlib`. Of those of SCRAM-SHA512, the beginnings.
 const SCRAM: [&str; 12] = [
     "e88310380eb0a14316e9b85b41869e910e4000c6",
     "7db2d20aa433c8f3f601e95edea5d0aad98c46e7",
@@ -94,7 +99,6 @@ pub(crate) fn watch() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::login::{ITERATIONS, SALT};
 
     #[test]
     fn a_password_is_found_however_it_is_written() {

@@ -4,16 +4,11 @@ use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
 use dcp_wire::{Feature, Frame, Opcode, Status};
 
 use crate::canary;
+pub use crate::canary::{ITERATIONS, PASSWORD, SALT};
 use crate::packet::{Packet, encoded};
 
 /// The only user.
 pub const USERNAME: &str = "user";
-/// Its password.
-pub const PASSWORD: &str = "secret-never-shown";
-/// What SCRAM salts it with.
-pub const SALT: &[u8] = b"0123456789abcdef";
-/// How often SCRAM hashes it.
-pub const ITERATIONS: u32 = 4096;
 /// The cluster map of bucket `default`.
 pub const CONFIG: &[u8] =
     br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab","nodeLocator":"vbucket",
