@@ -106,6 +106,7 @@ def build() -> Path:
         folder = PROGRAMS / "target" / "address"
     environment["RUSTFLAGS"] = " ".join(flags)
     environment["CARGO_TARGET_DIR"] = str(folder)
+    environment["RUSTC_WRAPPER"] = str(PROGRAMS / "rustc.sh")
     # With --target, build scripts and macros are built without the flags.
     command = ["cargo", "build", "--release", "--bins", "--locked", "--quiet", "--target", host]
     subprocess.run(command, cwd=PROGRAMS, env=environment, check=True)
