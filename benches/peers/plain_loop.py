@@ -1,7 +1,8 @@
 """The loop of a simple Python program without a library.
 
 One node, one socket, one message at a time, unpacked and counted. Input and output are as for the
-other clients (`count.rs`).
+other clients (`count.rs`). With `compressed` in its job, it requests compressed values and
+decompresses each of them with python-snappy.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ MUTATION, DELETION, EXPIRATION, NOOP = 0x57, 0x58, 0x59, 0x5C
 # What flow control counts: messages of streams.
 COUNTED = {0x55, 0x56, 0x57, 0x58, 0x59, 0x5F, 0x64, 0x65}
 CHANGES = {MUTATION, DELETION, EXPIRATION}
+SNAPPY, SNAPPY_FEATURE = 0x02, 0x0A
 
 
 def request(
@@ -54,8 +56,10 @@ def receive(connection: socket.socket, length: int) -> bytes:
 
 def open_streams(connection: socket.socket, job: dict) -> int:
     """Logs in and requests all streams; returns their number."""
-    features = b"".join(struct.pack(">H", code) for code in (0x0B, 0x12, 0x06, 0x02))
-    call(connection, request(HELLO, b"plain-loop", value=features))
+    compressed = job.get("compressed", False)
+    features = (0x0B, 0x12, 0x06, 0x02, *([SNAPPY_FEATURE] if compressed else []))
+    codes = struct.pack(f">{len(features)}H", *features)
+    call(connection, request(HELLO, b"plain-loop", value=codes))
     secret = f"\0{job['username']}\0{job['password']}".encode()
     call(connection, request(SASL_AUTH, b"PLAIN", value=secret))
     call(connection, request(SELECT_BUCKET, job["bucket"].encode()))
@@ -64,6 +68,8 @@ def open_streams(connection: socket.socket, job: dict) -> int:
     call(connection, request(DCP_CONTROL, b"connection_buffer_size", value=buffer))
     # Without this, only the default collection is streamed.
     call(connection, request(DCP_CONTROL, b"enable_noop", value=b"true"))
+    if compressed:
+        call(connection, request(DCP_CONTROL, b"force_value_compression", value=b"true"))
     seqnos = call(connection, request(ALL_VB_SEQNOS, extras=struct.pack(">I", 1)))
     ends = list(struct.iter_unpack(">HQ", seqnos))
     requests = [
@@ -81,8 +87,13 @@ def open_streams(connection: socket.socket, job: dict) -> int:
 class Count:
     """Totals."""
 
-    def __init__(self, connection: socket.socket, streams: int) -> None:
+    def __init__(self, connection: socket.socket, streams: int, *, compressed: bool) -> None:
         self.connection, self.streams = connection, streams
+        self.decompress = None
+        if compressed:
+            import snappy
+
+            self.decompress = snappy.decompress
         self.changes = self.size = self.unacknowledged = 0
 
     def read(self, buffer: int) -> None:
@@ -103,14 +114,19 @@ class Count:
         """Processes the whole messages; returns their length in bytes."""
         at, have = 0, len(pending)
         unpack, counted, of_changes = HEADER.unpack_from, COUNTED, CHANGES
+        decompress = self.decompress
         while have - at >= 24:
-            _, opcode, key_len, extras_len, _, status, length, opaque, _ = unpack(pending, at)
+            _, opcode, key_len, extras_len, datatype, status, length, opaque, _ = unpack(
+                pending, at
+            )
             end = at + 24 + length
             if end > have:
                 break
             if opcode in of_changes:
                 key = pending[at + 24 + extras_len : at + 24 + extras_len + key_len]
                 value = pending[at + 24 + extras_len + key_len : end]
+                if decompress is not None and datatype & SNAPPY:
+                    value = decompress(value)
                 self.changes += 1
                 self.size += len(key) + len(value)
             else:
@@ -138,7 +154,7 @@ def main() -> None:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         started = time.perf_counter()
         streams = open_streams(connection, job)
-        count = Count(connection, streams)
+        count = Count(connection, streams, compressed=job.get("compressed", False))
         count.read(job["buffer"])
         seconds = time.perf_counter() - started
     counted = {

@@ -125,7 +125,7 @@ def latency(job: dict[str, Any]) -> dict[str, Any]:
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
     """Returns the percentiles of all samples but the first, which warm up."""
-    spans = sorted(seconds[WARM_UP:])
+    spans = sorted(seconds[min(WARM_UP, len(seconds) // 10) :])
     return {name: spans[int(len(spans) * part)] for name, part in PARTS.items()}
 
 

@@ -315,24 +315,28 @@ def rows(documents: int, rounds: int) -> list[str]:
 def latency(program: Path, writes: int, rounds: int) -> list[str]:
     """From the socket to a batch in Python, and from a write through the producer to a batch."""
     command = [*PYTHON, str(HERE / "reader.py")]
-    sent, lingering, written = [], [], []
+    often = [str(program), "paced", str(writes // 16), "500", "16"]
+    # Changes are few, so p99 and p99.9 are the slowest.
+    seldom = [str(program), "paced", "10", "1000000", "1"]
+    ways: dict[str, list[dict[str, float]]] = {
+        "wire to Python": [],
+        "wire to Python, linger 100 ms": [],
+        "wire to Python, each after a second of silence": [],
+        "the same, linger 100 ms": [],
+        "write to Python, through the producer": [],
+    }
+    sent, lingering, alone, alone_lingering, written = ways.values()
     for _ in range(rounds):
         # Not pinned: the threads of a reader must not share a core.
-        sender = [str(program), "paced", str(writes // 16), "500", "16"]
-        with serving(sender, None, is_pinned=False) as job:
-            for linger, samples in ((0, sent), (0.1, lingering)):
-                wire = {**job, "work": "wire", "linger": linger}
-                sample = read(command, wire, job["documents"], is_pinned=False)
-                samples.append(sample.measured["latency"])
+        for sender, prompt, slow in ((often, sent, lingering), (seldom, alone, alone_lingering)):
+            with serving(sender, None, is_pinned=False) as job:
+                for linger, samples in ((0, prompt), (0.1, slow)):
+                    wire = {**job, "work": "wire", "linger": linger}
+                    sample = read(command, wire, job["documents"], is_pinned=False)
+                    samples.append(sample.measured["latency"])
         sample = read(command, {"work": "latency", "writes": writes}, None, is_pinned=False)
         written.append(sample.measured["latency"])
-    head = "| one change every 0.5 ms | p50 | p99 | p99.9 |"
-    lines = [head, "|---|---|---|---|"]
-    ways = {
-        "wire to Python": sent,
-        "wire to Python, linger 100 ms": lingering,
-        "write to Python, through the producer": written,
-    }
+    lines = ["| one change every 0.5 ms | p50 | p99 | p99.9 |", "|---|---|---|---|"]
     for name, samples in ways.items():
         of = [statistics.median(sample[part] for sample in samples) * 1e6 for part in samples[0]]
         lines.append(f"| {name} | " + " | ".join(f"{each:.0f} µs" for each in of) + " |")
