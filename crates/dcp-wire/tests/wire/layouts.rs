@@ -1,7 +1,7 @@
 //! The layout of each message: what of it must be there, may be, and must not.
 
-use dcp_wire::message::Message;
-use dcp_wire::{Cas, Datatype, Frame, Opcode};
+use dcp_wire::message::*;
+use dcp_wire::{Cas, Datatype, DecodeError, Frame, Opcode, Status};
 
 use crate::frame;
 
@@ -18,7 +18,7 @@ use Part::{Always, Maybe, Never};
 const RAW: &[u8] = &[0];
 const ANY: &[u8] = &[0, 1, 2, 3, 4, 5, 6, 7];
 
-/// Opcode, extras, key, value and datatypes.
+/// Opcode, lengths of extras, key, value and datatypes.
 type Layout = (Opcode, &'static [usize], Part, Part, &'static [u8]);
 
 /// Keys of documents are checked by who knows whether they carry a collection; datatypes that mean
@@ -42,7 +42,118 @@ const LAYOUTS: &[Layout] = &[
     (Opcode::DCP_SEQNO_ADVANCED, &[8], Never, Never, ANY),
     (Opcode::DCP_OSO_SNAPSHOT, &[4], Never, Never, ANY),
     (Opcode::OBSERVE_SEQNO, &[0], Never, Always, ANY),
+    (Opcode::DCP_ADD_STREAM, &[4], Never, Never, ANY),
+    (Opcode::DCP_CACHE_TRANSFER, &[0], Never, Always, ANY),
+    (Opcode::DCP_CACHE_TRANSFER_END, &[0], Never, Never, ANY),
+    (Opcode::DCP_NOOP, &[0], Never, Never, ANY),
+    (Opcode::DCP_GET_FAILOVER_LOG, &[0], Never, Never, ANY),
+    (Opcode::GET, &[0], Always, Never, ANY),
+    (Opcode::DELETE, &[0], Always, Never, ANY),
+    (Opcode::SET, &[8], Always, Maybe, ANY),
+    (Opcode::ADD, &[8], Always, Maybe, ANY),
+    (Opcode::REPLACE, &[8], Always, Maybe, ANY),
+    (Opcode::INCREMENT, &[20], Always, Never, ANY),
+    (Opcode::DECREMENT, &[20], Always, Never, ANY),
+    (Opcode::TOUCH, &[4], Always, Never, ANY),
+    (Opcode::GET_AND_TOUCH, &[4], Always, Never, ANY),
+    (Opcode::GET_META, &[0, 1], Always, Never, ANY),
+    (Opcode::SET_WITH_META, &[24, 26, 28, 30], Always, Maybe, ANY),
+    (Opcode::ADD_WITH_META, &[24, 26, 28, 30], Always, Maybe, ANY),
+    (Opcode::DELETE_WITH_META, &[24, 26, 28, 30], Always, Maybe, ANY),
+    (Opcode::SUBDOC_MULTI_LOOKUP, &[0, 1], Always, Maybe, ANY),
+    (Opcode::SUBDOC_MULTI_MUTATION, &[0, 1, 4, 5, 8, 9], Always, Maybe, ANY),
+    (Opcode::STAT, &[0], Maybe, Never, ANY),
+    (Opcode::HELLO, &[0], Maybe, Maybe, ANY),
+    (Opcode::SASL_LIST_MECHS, &[0], Never, Never, ANY),
+    (Opcode::SASL_AUTH, &[0], Maybe, Maybe, ANY),
+    (Opcode::SASL_STEP, &[0], Maybe, Maybe, ANY),
+    (Opcode::SELECT_BUCKET, &[0], Maybe, Never, ANY),
+    (Opcode::GET_ERROR_MAP, &[0], Never, Always, ANY),
+    (Opcode::GET_CLUSTER_CONFIG, &[0, 16], Never, Never, ANY),
+    (Opcode::SET_CLUSTER_CONFIG, &[0, 16], Maybe, Maybe, ANY),
+    (Opcode::GET_COLLECTIONS_MANIFEST, &[0], Never, Never, ANY),
+    (Opcode::GET_COLLECTION_ID, &[0], Never, Maybe, ANY),
+    (Opcode::GET_SCOPE_ID, &[0], Never, Maybe, ANY),
+    (Opcode::GET_ALL_VB_SEQNOS, &[0, 4, 8], Never, Never, ANY),
+    (Opcode::GET_FAILOVER_LOG, &[0], Never, Never, ANY),
+    (Opcode::SEQNO_PERSISTENCE, &[8], Never, Never, ANY),
+    (Opcode::NOOP, &[0], Never, Never, ANY),
+    (Opcode::QUIT, &[0], Never, Never, ANY),
+    (Opcode::VERSION, &[0], Never, Never, ANY),
 ];
+
+/// Opcode, lengths of extras, key and value of a response of success.
+type ResponseLayout = (Opcode, &'static [usize], Part, Part);
+
+const RESPONSES: &[ResponseLayout] = &[
+    (Opcode::HELLO, &[0], Never, Maybe),
+    (Opcode::SASL_LIST_MECHS, &[0], Never, Maybe),
+    (Opcode::SASL_AUTH, &[0], Never, Maybe),
+    (Opcode::SASL_STEP, &[0], Never, Maybe),
+    (Opcode::GET_ERROR_MAP, &[0], Never, Maybe),
+    (Opcode::GET_CLUSTER_CONFIG, &[0], Never, Maybe),
+    (Opcode::GET_COLLECTIONS_MANIFEST, &[0], Never, Maybe),
+    (Opcode::VERSION, &[0], Never, Maybe),
+    (Opcode::DCP_STREAM_REQ, &[0], Never, Always),
+    (Opcode::DCP_GET_FAILOVER_LOG, &[0], Never, Always),
+    (Opcode::GET_FAILOVER_LOG, &[0], Never, Always),
+    (Opcode::GET_ALL_VB_SEQNOS, &[0], Never, Maybe),
+    (Opcode::OBSERVE_SEQNO, &[0], Never, Always),
+    (Opcode::GET_COLLECTION_ID, &[12], Never, Never),
+    (Opcode::GET_SCOPE_ID, &[12], Never, Never),
+    (Opcode::STAT, &[0], Maybe, Maybe),
+    (Opcode::DCP_ADD_STREAM, &[4], Never, Never),
+    (Opcode::GET, &[4], Maybe, Maybe),
+    (Opcode::GET_AND_TOUCH, &[4], Maybe, Maybe),
+    (Opcode::GET_META, &[20, 21], Never, Never),
+    (Opcode::INCREMENT, &[0, 16], Never, Always),
+    (Opcode::DECREMENT, &[0, 16], Never, Always),
+    (Opcode::SUBDOC_MULTI_LOOKUP, &[0], Never, Maybe),
+    (Opcode::SUBDOC_MULTI_MUTATION, &[0, 16], Never, Maybe),
+    (Opcode::SET, &[0, 16], Never, Never),
+    (Opcode::ADD, &[0, 16], Never, Never),
+    (Opcode::REPLACE, &[0, 16], Never, Never),
+    (Opcode::DELETE, &[0, 16], Never, Never),
+    (Opcode::SET_WITH_META, &[0, 16], Never, Never),
+    (Opcode::ADD_WITH_META, &[0, 16], Never, Never),
+    (Opcode::DELETE_WITH_META, &[0, 16], Never, Never),
+];
+
+fn fits(part: Part, is_there: bool) -> bool {
+    part == Maybe || is_there == (part == Always)
+}
+
+/// With and without a key, with and without a value.
+const PARTS: [(bool, bool); 4] = [(false, false), (false, true), (true, false), (true, true)];
+
+fn longest(extras: &[usize]) -> usize {
+    extras.iter().max().copied().unwrap_or_default()
+}
+
+/// A value that the message of `opcode` can have.
+const fn request_value(opcode: Opcode) -> &'static [u8] {
+    match opcode {
+        Opcode::GET_ERROR_MAP => &[0, 2],
+        Opcode::DCP_CACHE_TRANSFER => &[0; 42],
+        // Two lookups of the whole document, or one change of it.
+        Opcode::SUBDOC_MULTI_LOOKUP | Opcode::SUBDOC_MULTI_MUTATION => &[0; 8],
+        _ => &[0, 0, 0, 0, 0, 0, 0, 1],
+    }
+}
+
+/// A value that the response of `opcode` can have.
+const fn response_value(opcode: Opcode) -> &'static [u8] {
+    match opcode {
+        Opcode::DCP_STREAM_REQ | Opcode::DCP_GET_FAILOVER_LOG | Opcode::GET_FAILOVER_LOG => {
+            &[0; 16]
+        }
+        Opcode::GET_ALL_VB_SEQNOS => &[0; 10],
+        Opcode::OBSERVE_SEQNO => &[0; 27],
+        Opcode::SUBDOC_MULTI_LOOKUP => &[0; 6],
+        Opcode::SUBDOC_MULTI_MUTATION => &[0; 7],
+        _ => &[0; 8],
+    }
+}
 
 /// Whether a request with parts of these lengths is a message.
 fn is_message(opcode: Opcode, extras: usize, key: bool, value: bool, datatype: u8) -> bool {
@@ -64,22 +175,26 @@ fn is_message(opcode: Opcode, extras: usize, key: bool, value: bool, datatype: u
     let mut packet = Vec::new();
     let request = Frame::request(opcode).with_extras(&bytes).with_cas(Cas(5));
     let request = request.with_key(if key { b"key" } else { b"" });
-    let value: &[u8] = if value { b"\0\0\0\0\0\0\0\x01" } else { b"" };
+    let value = if value { request_value(opcode) } else { &[] };
     let request = request.with_value(value).with_datatype(Datatype(datatype));
     request.encode(&mut packet).unwrap();
-    Message::decode(&frame(&packet)).is_ok()
+    is_typed(&packet)
+}
+
+/// Whether a packet decodes to a message with a type of its own.
+fn is_typed(packet: &[u8]) -> bool {
+    matches!(
+        Message::decode(&frame(packet)),
+        Ok(Message::Request(_) | Message::Response(_) | Message::ClusterMapChange(_))
+    )
 }
 
 #[test]
 fn each_message_has_its_parts_and_no_others() {
     let mut wrong = Vec::new();
     for &(opcode, extras, key, value, datatypes) in LAYOUTS {
-        let fits = |part: Part, is_there: bool| part == Maybe || is_there == (part == Always);
-        let longest = extras.iter().max().copied().unwrap_or_default();
-        for len in 0..longest + 4 {
-            for (with_key, with_value) in
-                [(false, false), (false, true), (true, false), (true, true)]
-            {
+        for len in 0..longest(extras) + 4 {
+            for (with_key, with_value) in PARTS {
                 for datatype in 0..8 {
                     let wanted = extras.contains(&len)
                         && fits(key, with_key)
@@ -97,4 +212,94 @@ fn each_message_has_its_parts_and_no_others() {
         }
     }
     assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+#[test]
+fn each_response_of_success_has_its_parts_and_no_others() {
+    let mut wrong = Vec::new();
+    for &(opcode, extras, key, value) in RESPONSES {
+        for len in 0..longest(extras) + 4 {
+            for (with_key, with_value) in PARTS {
+                let wanted =
+                    extras.contains(&len) && fits(key, with_key) && fits(value, with_value);
+                let mut packet = Vec::new();
+                let bytes = vec![0; len];
+                let response = Frame::response(opcode, Status::SUCCESS).with_extras(&bytes);
+                let response = response.with_key(if with_key { b"key" } else { b"" });
+                let response =
+                    response.with_value(if with_value { response_value(opcode) } else { &[] });
+                response.encode(&mut packet).unwrap();
+                let is = is_typed(&packet);
+                if is != wanted {
+                    wrong.push(format!(
+                        "{opcode}: extras {len}, key {with_key}, value {with_value}: {is}"
+                    ));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} wrong:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Each type refuses the packet of another message, whatever else it holds.
+#[test]
+fn a_message_is_read_only_from_a_packet_with_its_opcode() {
+    macro_rules! read {
+        ($($type:ident),*) => {
+            [$((stringify!($type), |frame| $type::decode(frame).map(drop))),*]
+        };
+    }
+    type Read = fn(&Frame<'_>) -> Result<(), DecodeError>;
+    let read: [(&str, Read); 38] = read!(
+        Abort,
+        AddStream,
+        BufferAck,
+        CacheTransfer,
+        CloseStream,
+        Commit,
+        Control,
+        Counter,
+        Deletion,
+        Expiration,
+        GetAllVbSeqnos,
+        GetClusterConfig,
+        GetErrorMap,
+        GetMeta,
+        Hello,
+        KeyRequest,
+        Mutation,
+        ObserveSeqno,
+        Open,
+        OsoSnapshot,
+        Prepare,
+        ResolveName,
+        Sasl,
+        SelectBucket,
+        SeqnoAck,
+        SeqnoAdvanced,
+        SeqnoPersistence,
+        SetClusterConfig,
+        SetVbucketState,
+        SnapshotMarker,
+        Store,
+        StreamEnd,
+        StreamRequest,
+        SubdocLookup,
+        SubdocMutation,
+        SystemEvent,
+        Touch,
+        WithMeta
+    );
+    for (name, read) in read {
+        for len in 0..49 {
+            for (key, value) in [(&b""[..], &b""[..]), (b"k", b""), (b"k", b"v"), (b"", &[0; 42])] {
+                let (extras, mut packet) = (vec![0; len], Vec::new());
+                let request = Frame::request(Opcode::OBSERVE).with_extras(&extras);
+                let request = request.with_key(key).with_value(value).with_cas(Cas(5));
+                request.encode(&mut packet).unwrap();
+                let unexpected = DecodeError::UnexpectedOpcode(Opcode::OBSERVE.0);
+                assert_eq!(read(&frame(&packet)), Err(unexpected), "{name}, extras {len}");
+            }
+        }
+    }
 }

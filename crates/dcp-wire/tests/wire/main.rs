@@ -3,6 +3,7 @@
 
 mod describe;
 mod facts;
+mod fields;
 mod framing;
 mod golden_packets;
 mod layouts;
