@@ -62,7 +62,7 @@ def report(package: str, outcomes: list[dict[str, Any]], *, is_share: bool) -> b
     if counts["Unviable"]:
         line += f"; {counts['Unviable']} more do not compile"
     if is_share:
-        line += f"; at least {at_least(caught, tried):.0%} of all"
+        line += f"; at least {math.floor(100 * at_least(caught, tried))}% of all"
     print(line)
     for name in missed:
         print(f"  missed: {name}")

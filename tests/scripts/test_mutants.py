@@ -39,6 +39,9 @@ def test_timeouts_are_caught_and_what_does_not_compile_does_not_count(capsys):
 def test_a_share_is_not_reported_as_the_whole(capsys):
     assert mutants.report("dcp-wire", outcomes(100, 0), is_share=True)
     assert capsys.readouterr().out.endswith("; at least 96% of all\n")
+    mutants.report("dcp-wire", outcomes(95, 5), is_share=True)
+    out = capsys.readouterr().out
+    assert "; at least 88% of all\n" in out, "88.8 % is not yet 89 %"
 
 
 @pytest.mark.parametrize(("caught", "tried", "least"), [(95, 100, 0.888), (950, 1000, 0.935)])
