@@ -126,6 +126,8 @@ fn thin(points: &mut Vec<CompletePoint>) {
 
 #[cfg(test)]
 mod tests {
+    use dcp_wire::ManifestUid;
+
     use super::*;
 
     fn complete(seqno: u64) -> Position {
@@ -172,5 +174,54 @@ mod tests {
         history.push(&complete(40));
         assert_eq!(history.roll_back(Seqno(0), Seqno(40)), Position::EARLIEST);
         assert_eq!(before.points().len(), 1);
+    }
+
+    #[test]
+    fn the_point_whose_gap_is_smallest_for_its_age_is_forgotten() {
+        for (seqnos, forgotten) in [
+            // The newer gap is 100 times smaller but 1,000 times younger.
+            (&[0, 500, 1000, 1990, 1995, 2000][..], 500),
+            (&[0, 500, 1000, 1500, 1501, 1502, 2000], 1501),
+            // Of equal gaps, the oldest.
+            (&[0, 100, 200, 300, 10_000], 100),
+            (&[0, 100, 200, 210, 10_000], 200),
+            // Never the oldest nor the newest.
+            (&[1, 2, 3], 2),
+            (&[1, 2, u64::MAX], 2),
+        ] {
+            let point = |&seqno: &u64| CompletePoint {
+                seqno: Seqno(seqno),
+                failover_log: None,
+                manifest_uid: ManifestUid(0),
+                purge_seqno: Seqno::ZERO,
+            };
+            let mut points: Vec<_> = seqnos.iter().map(point).collect();
+            thin(&mut points);
+            let kept: Vec<u64> = points.iter().map(|point| point.seqno.0).collect();
+            let wanted: Vec<u64> = seqnos.iter().copied().filter(|&at| at != forgotten).collect();
+            assert_eq!(kept, wanted);
+        }
+    }
+
+    #[test]
+    fn a_point_replaces_those_at_and_above_it() {
+        let mut history = History::default();
+        for seqno in [20, 40, 60, 40] {
+            history.push(&complete(seqno));
+        }
+        let seqnos: Vec<u64> = history.points().iter().map(|point| point.seqno.0).collect();
+        assert_eq!(seqnos, [20, 40]);
+    }
+
+    #[test]
+    fn a_rollback_keeps_the_point_it_goes_to() {
+        let history = |seqno, before| {
+            let mut history = History::default();
+            [10, 20, 30].into_iter().for_each(|seqno| history.push(&complete(seqno)));
+            history.roll_back(Seqno(seqno), Seqno(before)).seqno
+        };
+        assert_eq!(history(20, 40), Seqno(20), "at the seqno");
+        assert_eq!(history(19, 40), Seqno(10), "below it");
+        assert_eq!(history(30, 20), Seqno(10), "not at the refused start");
     }
 }

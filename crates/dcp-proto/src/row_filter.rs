@@ -239,7 +239,10 @@ fn after_character(text: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
+
     use super::*;
+    use crate::Snapshot;
 
     #[test]
     fn a_pattern_matches_the_whole_key() {
@@ -306,5 +309,113 @@ mod tests {
         assert_eq!(keys(many), InvalidRowFilter::TooManyKeys(257));
         assert_eq!(RowFilter::new(None, Some(vec![]), None), Err(InvalidRowFilter::NoOps));
         assert!(RowFilter::new(None, None, Some(0)).unwrap().is_all());
+    }
+
+    fn passes(filter: &RowFilter, op: Op, key: &str, cas: u64) -> bool {
+        filter.passes(&Change {
+            op,
+            vbid: Vbid(0),
+            seqno: Seqno(1),
+            vbuuid: Vbuuid(1),
+            epoch: 0,
+            snapshot: Snapshot::at(Seqno(1)),
+            history: false,
+            collection_id: CollectionId::DEFAULT,
+            key: key.as_bytes(),
+            value: b"",
+            datatype: Datatype::RAW,
+            cas: Cas(cas),
+            rev_seqno: RevSeqno(1),
+            flags: 0,
+            expiry: 0,
+            delete_time: 0,
+        })
+    }
+
+    #[test]
+    fn a_change_passes_if_its_key_and_its_operation_and_its_time_do() {
+        let since = 0x0012_3456_0000_0000;
+        let all = filter(&["a*", "b*"], &[Op::Mutation, Op::Expiration], Some(since));
+        for (op, is_op) in [(Op::Mutation, true), (Op::Deletion, false), (Op::Expiration, true)] {
+            for (key, is_key) in [("a", true), ("bc", true), ("ca", false)] {
+                for (cas, is_time) in [(0, true), (since - 1, false), (since, true), (!0, true)] {
+                    let wanted = is_op && is_key && is_time;
+                    assert_eq!(passes(&all, op, key, cas), wanted, "{op:?} {key} {cas:#x}");
+                    assert!(passes(&RowFilter::default(), op, key, cas));
+                    assert_eq!(passes(&filter(&["a*", "b*"], &[], None), op, key, cas), is_key);
+                    let ops = filter(&[], &[Op::Mutation, Op::Expiration], None);
+                    assert_eq!(passes(&ops, op, key, cas), is_op);
+                    assert_eq!(passes(&filter(&[], &[], Some(since)), op, key, cas), is_time);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_bits_that_a_cas_counts_in_are_no_time() {
+        let filter = filter(&[], &[], Some(0x5_ffff));
+        assert_eq!(filter.since(), Some(0x5_0000));
+        assert!(passes(&filter, Op::Mutation, "k", 0x5_0000));
+        assert!(!passes(&filter, Op::Mutation, "k", 0x4_ffff));
+        assert!(RowFilter::new(None, None, Some(0xffff)).unwrap().is_all());
+    }
+
+    #[test]
+    fn a_filter_says_what_it_filters_by() {
+        assert_eq!(RowFilter::default().to_string(), "");
+        assert_eq!(RowFilter::default().keys(), None);
+        assert_eq!(RowFilter::default().ops(), None);
+        assert_eq!(RowFilter::default().since(), None);
+        let hour = 0x3_0000;
+        let all = filter(&["b*", "a*", "b*"], &[Op::Mutation, Op::Deletion], Some(hour));
+        assert_eq!(all.keys().unwrap(), ["a*", "b*"]);
+        assert_eq!(all.ops().unwrap(), [Op::Deletion, Op::Mutation]);
+        assert_eq!(
+            all.to_string(),
+            r#", keys ["a*", "b*"], operations deletion, mutation, since 196608 ns after 1970"#
+        );
+        assert_eq!(
+            all.beyond(&RowFilter::default()),
+            ["all keys", "operations expiration", "changes from any time"]
+        );
+        let other = filter(&["a*", "c"], &[Op::Expiration], Some(hour - 0x1_0000));
+        assert_eq!(
+            all.beyond(&other),
+            [r#"keys ["c"]"#, "operations expiration", "changes since 131072 ns after 1970"]
+        );
+    }
+
+    #[test]
+    fn as_many_and_as_long_patterns_as_are_allowed_are_taken() {
+        let many = (0..256).map(|n| n.to_string()).collect();
+        assert_eq!(RowFilter::new(Some(many), None, None).unwrap().keys().unwrap().len(), 256);
+        for len in [1, 512] {
+            assert!(RowFilter::new(Some(vec!["a".repeat(len)]), None, None).is_ok());
+        }
+    }
+
+    #[test]
+    fn one_character_is_as_many_bytes_as_utf_8_says() {
+        for (text, len) in [
+            (&b"ab"[..], 1),
+            (b"\x7fb", 1),
+            ("\u{80}b".as_bytes(), 2),
+            ("\u{7ff}b".as_bytes(), 2),
+            ("\u{800}b".as_bytes(), 3),
+            ("\u{ffff}b".as_bytes(), 3),
+            ("\u{10000}b".as_bytes(), 4),
+            ("\u{10ffff}b".as_bytes(), 4),
+            // Not UTF-8: a byte alone, one cut off, and one that begins nothing.
+            (b"\x80b", 1),
+            (b"\xc1\x80", 1),
+            (b"\xc3b", 1),
+            (b"\xe2\x82", 1),
+            (b"\xf0\x9f\x98b", 1),
+            (b"\xf5\x80\x80\x80", 1),
+            (b"\xff", 1),
+        ] {
+            assert_eq!(after_character(text), &text[len..], "{text:x?}");
+        }
+        assert_eq!(after_character(b""), b"");
     }
 }

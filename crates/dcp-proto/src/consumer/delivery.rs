@@ -269,3 +269,221 @@ impl Hidden {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dcp_wire::{ManifestUid, Seqno};
+
+    use super::*;
+
+    const MANIFEST: &[u8] = br#"{"uid":"7","scopes":[
+        {"name":"shop","uid":"8","collections":[
+            {"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]},
+        {"name":"other","uid":"b","collections":[{"name":"orders","uid":"c"}]},
+        {"name":"_system","uid":"d","collections":[{"name":"_mobile","uid":"e"}]}]}"#;
+
+    /// What patterns choose of the manifest.
+    fn chosen(patterns: &[&str]) -> Hidden {
+        let patterns = CollectionPatterns::new(patterns.iter().copied()).unwrap();
+        Hidden::default().with_patterns(&patterns, &Manifest::parse(MANIFEST).unwrap())
+    }
+
+    fn ids(hidden: &Hidden) -> Option<Vec<u32>> {
+        hidden.chosen().map(|chosen| chosen.iter().map(|id| id.0).collect())
+    }
+
+    /// The value of an event, in the version whose every event has a name.
+    fn payload(id: SystemEventId, scope: u32, collection: Option<u32>, name: &str) -> Vec<u8> {
+        let payload = SystemEventPayload {
+            manifest_uid: ManifestUid(8),
+            scope_id: ScopeId(scope),
+            collection_id: collection.map(CollectionId),
+            name: name.as_bytes(),
+            max_ttl: None,
+            history: false,
+            flush_uid: ManifestUid(0),
+        };
+        payload.to_flatbuffers(id)
+    }
+
+    fn event(id: SystemEventId, value: &[u8]) -> SystemEvent<'_> {
+        SystemEvent { seqno: Seqno(1), id, version: 2, key: b"", value }
+    }
+
+    fn learn(hidden: &mut Hidden, id: SystemEventId, of: (u32, Option<u32>, &str)) -> bool {
+        hidden.learn(&event(id, &payload(id, of.0, of.1, of.2)))
+    }
+
+    fn hides_event(hidden: &Hidden, id: SystemEventId, of: (u32, Option<u32>)) -> bool {
+        hidden.hides_event(&event(id, &payload(id, of.0, of.1, "name")))
+    }
+
+    const BEGIN: SystemEventId = SystemEventId::BEGIN_COLLECTION;
+    const MODIFY: SystemEventId = SystemEventId::MODIFY_COLLECTION;
+    const END: SystemEventId = SystemEventId::END_COLLECTION;
+    const CREATE: SystemEventId = SystemEventId::CREATE_SCOPE;
+    const DROP: SystemEventId = SystemEventId::DROP_SCOPE;
+
+    #[test]
+    fn patterns_choose_collections_of_the_manifest_and_hide_the_others() {
+        assert_eq!(ids(&Hidden::default()), None);
+        assert_eq!(ids(&chosen(&["shop.*"])), Some(vec![9, 10]));
+        assert_eq!(ids(&chosen(&["*.orders"])), Some(vec![9, 12]));
+        assert_eq!(ids(&chosen(&["*.*"])), Some(vec![9, 10, 12]));
+        assert_eq!(ids(&chosen(&["_system.*"])), Some(vec![14]));
+        let hidden = chosen(&["shop.o*"]);
+        for (id, hides) in [(9, false), (10, true), (12, true), (0, true), (99, true)] {
+            assert_eq!(hidden.hides(CollectionId(id), b"k"), hides, "{id}");
+            assert!(!hidden.hides_unasked(CollectionId(id), b"k"), "no system document");
+        }
+        let all = Hidden::default()
+            .with_patterns(&CollectionPatterns::default(), &Manifest::parse(MANIFEST).unwrap());
+        assert_eq!(all, Hidden::default());
+        assert!(!all.hides(CollectionId(99), b"k"));
+    }
+
+    #[test]
+    fn events_of_what_is_not_chosen_are_hidden_and_drops_never_are() {
+        let hidden = chosen(&["shop.o*"]);
+        for id in [BEGIN, MODIFY] {
+            assert!(!hides_event(&hidden, id, (8, Some(9))), "{id}");
+            assert!(hides_event(&hidden, id, (8, Some(10))), "{id}");
+            assert!(hides_event(&hidden, id, (11, Some(12))), "{id}");
+        }
+        assert!(!hides_event(&hidden, CREATE, (8, None)));
+        assert!(hides_event(&hidden, CREATE, (11, None)));
+        for scope in [8, 11] {
+            assert!(!hides_event(&hidden, END, (scope, Some(12))));
+            assert!(!hides_event(&hidden, DROP, (scope, None)));
+        }
+        // Nobody knows what a damaged or unknown payload is about.
+        assert!(!hidden.hides_event(&event(BEGIN, b"")));
+        assert!(!hidden.hides_event(&SystemEvent { version: 9, ..event(BEGIN, b"") }));
+        assert!(!hides_event(&Hidden::default(), BEGIN, (11, Some(12))));
+    }
+
+    #[test]
+    fn patterns_choose_what_is_created_later() {
+        let mut hidden = chosen(&["shop.o*", "new*.*"]);
+        assert!(learn(&mut hidden, BEGIN, (8, Some(20), "offers")));
+        assert!(!learn(&mut hidden, BEGIN, (8, Some(20), "offers")), "known already");
+        assert!(!learn(&mut hidden, BEGIN, (8, Some(21), "carts")));
+        assert!(!learn(&mut hidden, BEGIN, (30, Some(31), "any")), "its scope is not known");
+        assert!(learn(&mut hidden, CREATE, (30, None, "newest")));
+        assert!(!learn(&mut hidden, CREATE, (30, None, "newest")), "known already");
+        assert!(!learn(&mut hidden, CREATE, (40, None, "old")));
+        assert!(learn(&mut hidden, BEGIN, (30, Some(31), "any")));
+        assert!(!learn(&mut hidden, BEGIN, (40, Some(41), "any")));
+        assert!(!learn(&mut hidden, MODIFY, (30, Some(32), "any")), "only a creation");
+        assert!(!learn(&mut hidden, END, (30, Some(31), "")));
+        assert!(!learn(&mut hidden, DROP, (30, None, "")));
+        assert_eq!(ids(&hidden), Some(vec![9, 20, 31]), "a dropped one stays");
+        assert!(!hidden.learn(&event(BEGIN, b"")));
+        assert!(!learn(&mut Hidden::default(), CREATE, (30, None, "newest")));
+        let mut with_bytes = payload(BEGIN, 30, Some(33), "name");
+        let at = with_bytes.windows(4).position(|bytes| bytes == b"name").unwrap();
+        with_bytes[at] = 0xff;
+        assert!(!hidden.learn(&event(BEGIN, &with_bytes)), "a name that is no text");
+    }
+
+    #[test]
+    fn the_system_scope_is_learned_with_its_collections() {
+        let mut hidden = Hidden::default().with_system_scope(None, []);
+        assert!(hidden.leaves_out_system_scope());
+        assert!(hidden.may_hide().is_none(), "nothing is known yet");
+        assert!(!learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")), "its scope is not known");
+        assert!(!learn(&mut hidden, CREATE, (7, None, "shop")));
+        assert!(learn(&mut hidden, CREATE, (8, None, "_system")));
+        assert!(!learn(&mut hidden, CREATE, (8, None, "_system")));
+        assert!(!learn(&mut hidden, BEGIN, (7, Some(9), "carts")));
+        assert!(learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")));
+        assert!(!learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")));
+        assert!(hidden.may_hide().is_some());
+        assert!(hidden.hides(CollectionId(9), b"k") && !hidden.hides(CollectionId(10), b"k"));
+        assert!(!Hidden::default().leaves_out_system_scope());
+        assert!(learn(&mut hidden, CREATE, (18, None, "_system")), "it was made again");
+        assert!(learn(&mut hidden, BEGIN, (18, Some(19), "_mobile")));
+        assert!(hidden.hides(CollectionId(9), b"k") && hidden.hides(CollectionId(19), b"k"));
+    }
+
+    #[test]
+    fn records_of_transactions_are_known_by_their_keys() {
+        let hidden = Hidden::default().with_transactions();
+        for (key, hides) in [
+            (&b"_txn:"[..], true),
+            (b"_txn:atr-1", true),
+            (b"_txn", false),
+            (b"_tx:", false),
+            (b"a_txn:", false),
+            (b"", false),
+        ] {
+            for collection in [CollectionId::DEFAULT, CollectionId(9)] {
+                assert_eq!(hidden.hides(collection, key), hides);
+                assert_eq!(hidden.hides_unasked(collection, key), hides);
+                assert!(!Hidden::default().hides(collection, key));
+            }
+        }
+        assert!(hidden.may_hide().is_some() && Hidden::default().may_hide().is_none());
+        // The default collection is in no system scope.
+        let wrong = Hidden::default().with_system_scope(Some(ScopeId(8)), [CollectionId::DEFAULT]);
+        assert!(!wrong.hides(CollectionId::DEFAULT, b"k"));
+    }
+
+    #[test]
+    fn what_others_know_is_merged() {
+        let (mut own, mut other) = (chosen(&["shop.o*", "new*.*"]), chosen(&["shop.o*", "new*.*"]));
+        learn(&mut other, BEGIN, (8, Some(20), "offers"));
+        learn(&mut other, CREATE, (30, None, "newest"));
+        own.merge(&other.learned_last());
+        assert_eq!(ids(&own), Some(vec![9, 20]));
+        assert!(learn(&mut own, BEGIN, (30, Some(31), "any")), "its scope came with it");
+
+        let mut own = Hidden::default().with_system_scope(None, [CollectionId(1)]);
+        let other = Hidden::default()
+            .with_transactions()
+            .with_system_scope(Some(ScopeId(8)), [CollectionId(2), CollectionId(3)]);
+        own.merge(&other.learned_last());
+        assert!(own.hides(CollectionId(1), b"k") && own.hides(CollectionId(3), b"k"));
+        assert!(!own.hides(CollectionId(2), b"k"), "only what was learned last");
+        assert!(!own.hides(CollectionId(0), b"_txn:1"), "transactions are not learned");
+        own.merge(&other);
+        assert!(own.hides(CollectionId(2), b"k") && own.hides(CollectionId(0), b"_txn:1"));
+        assert!(learn(&mut own, BEGIN, (8, Some(9), "_mobile")), "the scope came with it");
+        own.merge(&Hidden::default());
+        assert!(own.hides(CollectionId(0), b"_txn:1"), "nothing is forgotten");
+        assert!(learn(&mut own, BEGIN, (8, Some(10), "_mobile")));
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
+        let many = u32::try_from(MAX_KNOWN).unwrap();
+        let mut hidden = chosen(&["new.*", "new*.*"]);
+        for id in 100..100 + many {
+            assert!(learn(&mut hidden, CREATE, (id, None, "new")));
+        }
+        for id in 100..100 + many {
+            assert!(learn(&mut hidden, BEGIN, (100 + many - 1, Some(id), "any")));
+        }
+        let known = |hidden: &Hidden| {
+            let chosen = hidden.chosen.as_ref().unwrap();
+            (chosen.collections.len(), chosen.scopes.len())
+        };
+        assert_eq!(known(&hidden), (MAX_KNOWN, MAX_KNOWN));
+        let before = hidden.clone();
+        assert!(learn(&mut hidden, CREATE, (100 + many, None, "new")));
+        assert!(learn(&mut hidden, BEGIN, (100 + many, Some(100 + many), "any")));
+        assert_eq!(known(&hidden), (MAX_KNOWN, MAX_KNOWN));
+        assert!(hidden.hides(CollectionId(100), b"k") && !hidden.hides(CollectionId(101), b"k"));
+        assert!(!hidden.hides(CollectionId(100 + many), b"k"));
+        hidden.merge(&before);
+        assert!(known(&hidden) <= (MAX_KNOWN, MAX_KNOWN));
+
+        let mut hidden = Hidden::default().with_system_scope(Some(ScopeId(8)), []);
+        for id in 1..=u32::try_from(MAX_HIDDEN).unwrap() {
+            assert!(learn(&mut hidden, BEGIN, (8, Some(id), "_any")));
+        }
+        assert!(hidden.hides(CollectionId(1), b"k"), "as many as fit");
+        assert!(learn(&mut hidden, BEGIN, (8, Some(5000), "_any")));
+        assert!(!hidden.hides(CollectionId(1), b"k") && hidden.hides(CollectionId(2), b"k"));
+    }
+}

@@ -39,3 +39,28 @@ impl ConnectionStats {
         self.acks += other.acks;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_counter_is_added_to_its_own() {
+        let counted = |times: u64| ConnectionStats {
+            packets: times,
+            bytes: 2 * times,
+            changes: 3 * times,
+            rollbacks: 4 * times,
+            stale_packets: 5 * times,
+            stale_responses: 6 * times,
+            repeated_seqnos: 7 * times,
+            noops: 8 * times,
+            acks: 9 * times,
+        };
+        let mut stats = ConnectionStats::default();
+        stats.add(&counted(10));
+        assert_eq!(stats, counted(10));
+        stats.add(&counted(3));
+        assert_eq!(stats, counted(13));
+    }
+}

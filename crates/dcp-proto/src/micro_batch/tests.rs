@@ -1,5 +1,7 @@
 use std::collections::BTreeMap;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD_NO_PAD;
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid, Vbuuid};
 use proptest::prelude::*;
@@ -293,6 +295,37 @@ fn damaged_and_foreign_offsets_are_refused() {
     assert_eq!(offsets.check("bucket", 4), Ok(()));
     assert!(matches!(offsets.check("other", 4), Err(OffsetsError::OtherBucket { .. })));
     assert!(matches!(offsets.check("bucket", 8), Err(OffsetsError::OtherShape { .. })));
+}
+
+#[test]
+fn offsets_of_as_many_vbuckets_as_there_can_be_are_read() {
+    let read = |seqnos: usize, vbuuids: usize| {
+        let (s, u) = (vec!["7"; seqnos].join(","), STANDARD_NO_PAD.encode(vec![0; 8 * vbuuids]));
+        let content = format!(r#""v":1,"bucket":"b","s":[{s}],"u":"{u}""#);
+        let crc = crc32fast::hash(format!("{{{content}}}").as_bytes());
+        Offsets::from_json(&format!(r#"{{{content},"c":"{crc:08x}"}}"#))
+    };
+    let offsets = read(1 << 16, 1 << 16).unwrap();
+    assert_eq!(offsets.get(Vbid(u16::MAX)), offset(7, 0, 0));
+    for (seqnos, vbuuids) in [(0, 0), ((1 << 16) + 1, (1 << 16) + 1), (2, 1), (1, 2)] {
+        let error = read(seqnos, vbuuids).unwrap_err();
+        let is_damaged = matches!(&error, OffsetsError::Damaged { .. });
+        assert!(is_damaged && !error.to_string().contains("checksum"), "{error}");
+    }
+}
+
+#[test]
+fn a_limit_below_the_number_of_vbuckets_reaches_them_in_turn() {
+    let limits = Limits { max_seqnos: Some(1), ..Limits::default() };
+    let observed: BTreeMap<_, _> = (0..4).map(|n| (Vbid(n), seen(9, &[(A, 0)]))).collect();
+    let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
+    for batch in 1..=8 {
+        offsets = plan_end(&offsets.into(), &observed, &limits).unwrap();
+        let read: Vec<u64> = offsets.iter().map(|(_, offset)| offset.seqno.0).collect();
+        assert_eq!(read.iter().sum::<u64>(), batch);
+        let (least, most) = (read.iter().min().unwrap(), read.iter().max().unwrap());
+        assert!(most - least <= 1, "{read:?}");
+    }
 }
 
 /// A vBucket's true history: what it holds, and its branches.

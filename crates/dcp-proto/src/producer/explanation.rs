@@ -133,3 +133,95 @@ impl fmt::Display for Explanation<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use dcp_wire::Vbuuid;
+    use dcp_wire::message::FailoverEntry;
+
+    use super::super::FailoverTable;
+    use super::*;
+    use crate::Snapshot;
+
+    /// Branch 0xa up to seqno 40, then branch 0xb; the high seqno is 100, the purge seqno 30.
+    fn explained(start: u64, snapshot: (u64, u64), vbuuid: u64, end: u64) -> String {
+        let entry = |vbuuid, seqno| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+        let table = FailoverTable::load([entry(0xb, 40), entry(0xa, 0)], Vbuuid(1), Seqno(100)).0;
+        let query = RollbackQuery {
+            table: &table,
+            high_seqno: Seqno(100),
+            purge_seqno: Seqno(30),
+            start_seqno: Seqno(start),
+            vbuuid: Vbuuid(vbuuid),
+            snapshot: Snapshot { start: Seqno(snapshot.0), end: Seqno(snapshot.1) },
+            strict_vbuuid: false,
+            client_purge_seqno: Seqno(0),
+            collection_high_seqno: None,
+        };
+        let explanation = Explanation::new(query, Seqno(end));
+        assert_eq!(explanation.verdict(), rollback::explain(&query, Seqno(end)));
+        explanation.to_string()
+    }
+
+    #[test]
+    fn each_answer_names_its_rule_and_numbers() {
+        let max = u64::MAX;
+        for (text, said) in [
+            (
+                explained(0, (0, 0), 0, max),
+                "the client starts from seqno 0 and has nothing that could contradict the \
+                 vBucket's history",
+            ),
+            (
+                explained(60, (60, 60), 0xb, max),
+                "branch 0xb is the vBucket's newest and reaches to its high seqno 100; the \
+                 client's start seqno 60 lies within it",
+            ),
+            (
+                explained(60, (50, 70), 0xb, max),
+                "branch 0xb is the vBucket's newest and reaches to its high seqno 100; the \
+                 client's snapshot [50, 70] lies within it",
+            ),
+            (
+                explained(35, (35, 40), 0xa, max),
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
+                 begins; the client's start seqno 35 lies within it",
+            ),
+            (
+                explained(20, (20, 20), 0xa, max),
+                "the client's start seqno 20 is below the purge seqno 30: deletions in \
+                 between are purged and would be missed, so it must start over from seqno 0",
+            ),
+            (
+                explained(60, (60, 60), 0xc, max),
+                "the client's vbuuid 0xc is not among the 2 in the failover log, the newest \
+                 of which is 0xb: nothing it has is known to be part of this history, so it \
+                 must start over from seqno 0",
+            ),
+            (
+                explained(60, (60, 60), 0xa, max),
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
+                 begins; the client stands at seqno 60 and has changes beyond it that this \
+                 history does not have, so it must go back to seqno 40",
+            ),
+            (
+                explained(38, (35, 50), 0xa, max),
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
+                 begins; the client stands at seqno 38 inside snapshot [35, 50], which ends \
+                 beyond it, so it must go back to where that snapshot starts, seqno 35",
+            ),
+            (
+                explained(60, (60, 60), 0xb, 50),
+                "start seqno 60 is greater than end seqno 50: a request must not end before \
+                 it starts, which is checked first",
+            ),
+            (
+                explained(60, (70, 80), 0xb, max),
+                "start seqno 60 is not within snapshot [70, 80]: a client's start must lie \
+                 in the snapshot it names, which is checked before any rollback",
+            ),
+        ] {
+            assert_eq!(text, said);
+        }
+    }
+}

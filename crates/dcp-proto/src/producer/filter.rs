@@ -358,4 +358,15 @@ mod tests {
         assert_eq!(purge_seqno(with_uid, OLDER).unwrap(), Seqno(0), "not a member it knows");
         assert!(matches!(purge_seqno(alone, OLDER), Err(InvalidFilter::NothingKnown)));
     }
+
+    #[test]
+    fn a_value_of_the_longest_length_is_read_and_one_byte_more_is_not() {
+        let value = |len: usize| {
+            let mut padded = br#"{"sid":7}"#.to_vec();
+            padded.resize(len, b' ');
+            RequestValue::parse(&padded, ServerVersion::NEWEST)
+        };
+        assert_eq!(value(RequestValue::MAX_LEN).unwrap().stream_id, Some(StreamId(7)));
+        assert_eq!(value(RequestValue::MAX_LEN + 1), Err(InvalidFilter::TooLong));
+    }
 }

@@ -402,3 +402,26 @@ fn inflate<'a>(item: &'a Item, plain: &'a mut Vec<u8>) -> Result<&'a [u8], Decod
     snappy::decompress_into(&item.value, MAX_VALUE_LEN, plain)?;
     Ok(plain)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buffers_are_kept_up_to_their_size_and_freed_beyond_it() {
+        let of = |capacity| Scratch {
+            key: Vec::new(),
+            plain: Vec::with_capacity(capacity),
+            section: Vec::with_capacity(capacity),
+            compressed: Vec::with_capacity(capacity),
+        };
+        let capacities = |scratch: &Scratch| {
+            [&scratch.plain, &scratch.section, &scratch.compressed].map(Vec::capacity)
+        };
+        for (capacity, kept) in [(KEPT_CAPACITY, KEPT_CAPACITY), (KEPT_CAPACITY + 1, 0)] {
+            let mut scratch = of(capacity);
+            scratch.trim();
+            assert_eq!(capacities(&scratch), [kept; 3]);
+        }
+    }
+}

@@ -43,3 +43,23 @@ impl<'de, T: Deserialize<'de>, const MAX: usize> Visitor<'de> for Members<T, MAX
         Ok(AtMost(list))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(json: &str) -> Result<Vec<u8>, String> {
+        let parsed = serde_json::from_str::<AtMost<u8, 2>>(json);
+        parsed.map(|list| list.0).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_list_with_one_member_too_many_is_refused_and_so_is_anything_else() {
+        assert_eq!(parsed("[]"), Ok(vec![]));
+        assert_eq!(parsed("[1,2]"), Ok(vec![1, 2]));
+        for json in ["[1,2,3]", "[1,2,3,4]", "{}", "7"] {
+            let error = parsed(json).unwrap_err();
+            assert!(error.contains("expected a list of at most 2 members"), "{error}");
+        }
+    }
+}

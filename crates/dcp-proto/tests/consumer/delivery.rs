@@ -1,17 +1,23 @@
 //! What reaches the sink, and when: rollback mitigation, ends that cut, hidden documents.
 
 use dcp_wire::message::{
-    Mutation, OsoSnapshot, StreamAddress, StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
-    encode_failover_log,
+    Deletion, Expiration, Mutation, OsoSnapshot, StreamAddress, StreamEnd, StreamEndReason,
+    SystemEvent, SystemEventId, encode_failover_log,
 };
-use dcp_wire::{CollectionId, Frame, Opcode, ScopeId, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{
+    Cas, CollectionId, Datatype, EncodeError, Frame, Opcode, RevSeqno, ScopeId, Seqno, Status,
+    Vbid, Vbuuid,
+};
 
 use dcp_proto::consumer::{
     ConnectionConfig, Delivery, EndCause, Event, Hidden, Limit, Misbehaviour, StreamPosition,
     Unpersisted,
 };
 use dcp_proto::flow_control::counted_bytes;
-use dcp_proto::{Position, Snapshot};
+use dcp_proto::topology::Manifest;
+use dcp_proto::{
+    Change, ChangeSink, CollectionPatterns, Op, Position, Rollback, RowFilter, SinkError, Snapshot,
+};
 use dcp_test::harness::{Harness, Sent, VB, config, is_complete, log, position};
 
 const BRANCH: Option<Vbuuid> = Some(Vbuuid(1));
@@ -521,4 +527,142 @@ fn nothing_is_hidden_unless_asked_for() {
     document(&mut server, 2, 9, b"k");
     server.play();
     assert_eq!(server.seqnos(), [1, 2]);
+}
+
+/// A sink that is given these changes and no others.
+struct Expecting<'a>(std::vec::IntoIter<Change<'a>>);
+
+impl ChangeSink for Expecting<'_> {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        assert_eq!(Some(*change), self.0.next());
+        Ok(())
+    }
+
+    fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {
+        panic!("{rollback:?}")
+    }
+}
+
+#[test]
+fn a_change_has_every_field_of_its_packet() {
+    let change = Change {
+        op: Op::Mutation,
+        vbid: VB,
+        seqno: Seqno(2),
+        vbuuid: Vbuuid(1),
+        epoch: 0,
+        snapshot: Snapshot { start: Seqno(0), end: Seqno(9) },
+        history: false,
+        collection_id: CollectionId(9),
+        key: b"key",
+        value: b"value",
+        datatype: Datatype::JSON,
+        cas: Cas(12),
+        rev_seqno: RevSeqno(13),
+        flags: 14,
+        expiry: 15,
+        delete_time: 0,
+    };
+    let deleted = Change { flags: 0, expiry: 0, value: b"", datatype: Datatype::RAW, ..change };
+    let deleted = Change { op: Op::Deletion, delete_time: 16, ..deleted };
+    let (seqno, rev_seqno, cas, key) = (change.seqno, change.rev_seqno, change.cas, b"\x09key");
+    let mutation = Mutation {
+        seqno,
+        rev_seqno,
+        cas,
+        datatype: Datatype::JSON,
+        flags: 14,
+        expiry: 15,
+        lock_time: 17,
+        nru: 18,
+        key,
+        value: b"value",
+    };
+    let deletion = |delete_time| Deletion {
+        seqno,
+        rev_seqno,
+        cas,
+        datatype: Datatype::RAW,
+        delete_time,
+        key,
+        value: b"",
+    };
+    let expiration = Expiration {
+        seqno,
+        rev_seqno,
+        cas,
+        datatype: Datatype::RAW,
+        delete_time: 16,
+        key,
+        value: b"",
+    };
+    type Put<'a> = &'a dyn Fn(StreamAddress, &mut Vec<u8>) -> Result<(), EncodeError>;
+    let rows: [(Change<'_>, Put<'_>); 4] = [
+        (change, &|to, out| mutation.encode(to, out)),
+        (deleted, &|to, out| deletion(Some(16)).encode(to, out)),
+        (Change { delete_time: 0, ..deleted }, &|to, out| deletion(None).encode(to, out)),
+        (Change { op: Op::Expiration, ..deleted }, &|to, out| expiration.encode(to, out)),
+    ];
+    for (expected, put) in rows {
+        let mut server = Harness::streaming(ConnectionConfig { collections: true, ..config() });
+        server.marker(0, 9);
+        let to = server.to();
+        put(to, &mut server.wire).unwrap();
+        let mut sink = Expecting(vec![expected].into_iter());
+        let wire = std::mem::take(&mut server.wire);
+        server.machine.handle_input(server.now, &wire, Limit::NONE, &mut sink).unwrap();
+        assert_eq!(sink.0.next(), None, "it was given");
+    }
+}
+
+#[test]
+fn only_rows_that_pass_are_given_and_the_others_move_the_position() {
+    let rows = RowFilter::new(Some(vec!["a*".to_owned()]), Some(vec![Op::Mutation]), None).unwrap();
+    let delivery = Delivery { rows, ..Delivery::default() };
+    let mut server = Harness::streaming(ConnectionConfig { delivery, ..config() });
+    server.marker(0, 9).say("MUT 1 a").say("MUT 2 b").say("DEL 3 a").say("EXP 4 a");
+    let walk = server.say("MUT 5 ab").say("MUT 6 b").play();
+    assert_eq!((server.seqnos(), walk.rows), (vec![1, 5], 2));
+    assert_eq!(server.moved().unwrap().seqno, Seqno(6));
+}
+
+#[test]
+fn what_patterns_do_not_choose_is_no_row_and_no_event() {
+    let manifest = Manifest::parse(
+        br#"{"uid":"7","scopes":[{"name":"shop","uid":"8","collections":
+            [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#,
+    );
+    let patterns = CollectionPatterns::new(["shop.o*", "shop.m*"]).unwrap();
+    let hidden = Hidden::default().with_patterns(&patterns, &manifest.unwrap());
+    let delivery = Delivery { hidden, ..Delivery::default() };
+    let mut server =
+        Harness::streaming(ConnectionConfig { collections: true, delivery, ..config() });
+    server.marker(0, 9);
+    document(&mut server, 1, 9, b"k");
+    document(&mut server, 2, 10, b"k");
+    // Its name is "made".
+    begin_collection(&mut server, 3, 8, 11);
+    begin_collection(&mut server, 4, 99, 12);
+    document(&mut server, 5, 11, b"k");
+    document(&mut server, 6, 12, b"k");
+    server.play();
+    assert_eq!(server.seqnos(), [1, 3, 5]);
+    assert_eq!(server.moved().unwrap().seqno, Seqno(6));
+    let learned = server.events();
+    let [Event::Hidden(learned)] = &learned[..] else { panic!("{learned:?}") };
+    // Another connection is told, and takes the new collection too.
+    let mut server = Harness::streaming(ConnectionConfig {
+        collections: true,
+        delivery: Delivery {
+            hidden: Hidden::default().with_patterns(&patterns, &Manifest::default()),
+            ..Delivery::default()
+        },
+        ..config()
+    });
+    server.machine.hide(learned);
+    server.marker(0, 9);
+    document(&mut server, 1, 11, b"k");
+    document(&mut server, 2, 12, b"k");
+    server.play();
+    assert_eq!(server.seqnos(), [1]);
 }

@@ -92,6 +92,9 @@ fn a_finite_stream_is_caught_up_before_it_ends() {
     let mut server = streaming(40, Seqno(20));
     server.marker(0, 20).mutation(20).end(StreamEndReason::OK).play();
     assert_eq!(told(&server), []);
+    let mut server = streaming(40, Seqno(39));
+    server.marker(0, 20).mutation(20).end(StreamEndReason::OK).play();
+    assert_eq!(told(&server), [], "not even if the server says that nothing more comes");
 }
 
 #[test]

@@ -510,6 +510,11 @@ fn a_seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
     server.mutation(17);
     let error = Misbehaviour::SeqnoNotAscending { seqno: Seqno(17), last: Seqno(17) };
     assert_eq!(server.misbehaves(), error, "once only");
+
+    let mut server = Harness::streaming(config());
+    server.marker(16, 18).advanced(17).system_event(17, 3).system_event(18, 4).play();
+    assert_eq!(server.machine.stats().repeated_seqnos, 1);
+    assert_eq!(server.sink.told.iter().map(|event| event.seqno).collect::<Vec<_>>(), [17, 18]);
 }
 
 #[test]
@@ -540,6 +545,52 @@ fn a_filter_is_sent_as_hex_ids() {
     let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
     let request = server.open(StreamPosition::new(Position::EARLIEST));
     assert_eq!(request.value, r#"{"collections":["8","8a"]}"#);
+}
+
+#[test]
+fn a_new_filter_is_for_requests_from_then_on() {
+    let filter = StreamFilter::Collections(vec![CollectionId(8)]);
+    let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
+    let request = server.open(StreamPosition::new(Position::EARLIEST));
+    assert_eq!(request.value, r#"{"collections":["8"]}"#);
+    server.machine.set_filter(StreamFilter::Collections(vec![CollectionId(9)]));
+    assert_eq!(server.sent(), [], "an open stream keeps its own");
+    server
+        .machine
+        .open_stream(Vbid(3), Seqno::MAX, StreamPosition::new(Position::EARLIEST))
+        .unwrap();
+    assert_eq!(server.requested().value, r#"{"collections":["9"]}"#);
+}
+
+#[test]
+fn the_seqno_of_a_vbucket_is_known_while_it_streams() {
+    let mut server = Harness::new(config());
+    assert_eq!(server.machine.seqno(VB), None);
+    server.open(StreamPosition::new(position(5, (5, 5), &[(1, 0)])));
+    assert_eq!(server.machine.seqno(VB), None, "asked for but not accepted");
+    server.accept(&[(1, 0)]);
+    assert_eq!(server.machine.seqno(VB), Some(Seqno(5)));
+    server.marker(6, 9).mutation(7).play();
+    assert_eq!(server.machine.seqno(VB), Some(Seqno(7)));
+    assert_eq!(server.machine.seqno(Vbid(3)), None, "another");
+    assert_eq!(server.machine.seqno(Vbid(999)), None, "there is none");
+    server.end(StreamEndReason::STATE_CHANGED).play();
+    assert_eq!(server.machine.seqno(VB), None);
+}
+
+#[test]
+fn what_arrives_is_counted() {
+    let mut server = Harness::streaming(config());
+    let before = *server.machine.stats();
+    assert_eq!((before.packets, before.changes), (1, 0), "the answer to the request");
+    server.marker(0, 9).mutations([1, 2, 3]);
+    let bytes = server.wire.len() as u64;
+    server.play();
+    server.deletion(4, None).advanced(5).play();
+    let stats = *server.machine.stats();
+    assert_eq!((stats.packets, stats.changes), (7, 4));
+    assert_eq!(stats.bytes, before.bytes + bytes + 42 + 3 + 32);
+    assert_eq!((stats.rollbacks, stats.noops, stats.acks), (0, 0, 0));
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! Mutations that are taken in runs come to the same as those taken one by one.
 
 use dcp_wire::message::{Deletion, Mutation, OsoSnapshot, StreamAddress};
-use dcp_wire::{Header, Magic, Opaque, Opcode, Seqno};
+use dcp_wire::{Header, Magic, Opaque, Opcode, Seqno, Vbuuid};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use dcp_proto::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
-use dcp_proto::{Position, SinkError};
+use dcp_proto::{Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError};
 use dcp_test::harness::*;
 
 /// What the server sends next, after what it has sent.
@@ -205,4 +205,73 @@ fn a_run_that_the_sink_cannot_take_counts_up_to_there() {
     ));
     assert_eq!(harness.seqnos(), (1..40).collect::<Vec<_>>());
     assert_eq!(harness.moved().unwrap().seqno, Seqno(39));
+}
+
+/// Takes runs whole, and notes the seqnos of each.
+#[derive(Debug, Default)]
+struct Runs {
+    runs: Vec<Vec<u64>>,
+    alone: Vec<u64>,
+}
+
+impl ChangeSink for Runs {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        self.alone.push(change.seqno.0);
+        Ok(())
+    }
+
+    fn rollback(&mut self, rollback: &Rollback) -> Result<(), SinkError> {
+        panic!("{rollback:?}")
+    }
+
+    fn mutations(&mut self, run: &MutationRun<'_, '_>) -> Result<(), RunError> {
+        self.runs.push(run.mutations.iter().map(|mutation| mutation.seqno().0).collect());
+        Ok(())
+    }
+}
+
+impl Runs {
+    /// What the sink is given of the queued bytes.
+    fn of(harness: &mut Harness, limit: Limit) -> Self {
+        let mut sink = Self::default();
+        let mut rest = &std::mem::take(&mut harness.wire)[..];
+        loop {
+            let walk = harness.machine.handle_input(harness.now, rest, limit, &mut sink).unwrap();
+            rest = &rest[walk.consumed..];
+            if !walk.limited {
+                return sink;
+            }
+        }
+    }
+}
+
+#[test]
+fn mutations_in_a_row_are_given_together() {
+    let of = |harness: &mut Harness, rows| {
+        let Runs { runs, alone } = Runs::of(harness, Limit { rows, ..Limit::NONE });
+        (runs, alone)
+    };
+    // The first change of a snapshot and the last are handled alone.
+    let mut harness = Harness::streaming(config());
+    harness.marker(0, 9).mutations([1, 2]).deletion(3, None).mutations([4, 6, 8, 9]);
+    assert_eq!(of(&mut harness, 100), (vec![vec![2], vec![4, 6, 8]], vec![1, 3, 9]));
+    let mut harness = Harness::streaming(config());
+    harness.marker(0, 9).mutations(1..=7);
+    assert_eq!(of(&mut harness, 3), (vec![vec![2, 3], vec![4, 5, 6], vec![7]], vec![1]));
+}
+
+#[test]
+fn changes_that_waited_for_disks_are_given_together_up_to_what_is_persisted() {
+    let delivery = Delivery { persisted_only: true, ..Delivery::default() };
+    let mut harness = Harness::streaming(ConnectionConfig { delivery, ..config() });
+    harness.marker(0, 9).mutations(1..=7);
+    let mut given = vec![Runs::of(&mut harness, Limit::NONE).runs];
+    for persisted in [5, 8] {
+        harness.machine.persisted(VB, Vbuuid(1), Seqno(persisted));
+        given.push(Runs::of(&mut harness, Limit::NONE).runs);
+    }
+    // It is persisted already.
+    harness.mutation(8);
+    given.push(Runs::of(&mut harness, Limit::NONE).runs);
+    assert_eq!(given, [vec![], vec![vec![2, 3, 4, 5]], vec![vec![6, 7]], vec![vec![8]]]);
 }

@@ -282,6 +282,10 @@ fn malformed_or_foreign_answers_are_refused_by_the_server_half() {
     {
         assert!(ScramServer::read(first.as_bytes()).is_err(), "{first}");
     }
+    let bound = ScramServer::read(b"p=tls-exporter,,n=user,r=abc").unwrap_err();
+    assert_eq!(bound, SaslError::ChannelBinding);
+    let neither = ScramServer::read(b"q,,n=user,r=abc").unwrap_err();
+    assert!(matches!(neither, SaslError::Malformed(_)), "{neither}");
     let unchallenged = ScramServer::read(exchange.client_first.as_bytes()).unwrap();
     assert_eq!(unchallenged.verify(exchange.client_final.as_bytes()), Err(SaslError::OutOfOrder));
 }

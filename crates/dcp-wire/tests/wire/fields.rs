@@ -551,6 +551,8 @@ fn numbers_of_vbuckets_and_branches_are_shown_as_the_field_does() {
 fn a_packet_of_unknown_layout_is_described_by_its_parts() {
     let unknown = Frame::request(Opcode(0x3b)).with_extras(&[1]).with_key(b"k");
     assert_eq!(described(unknown.with_value(b"v")), "extras=0x01 key=0x6b value=0x76");
+    let pushed = Frame::server_request(Opcode::ADD).with_extras(&[1]);
+    assert_eq!(described(pushed), "extras=0x01");
     let unknown = Frame::response(Opcode::GET, Status::KEY_ENOENT).with_extras(&[1]);
     assert_eq!(described(unknown), "extras=0x01");
 }

@@ -216,6 +216,26 @@ fn each_refused_step_has_its_error() {
 }
 
 #[test]
+fn a_refusal_keeps_the_status_of_the_answer() {
+    for (opcode, status) in [
+        (Opcode::HELLO, Status::UNKNOWN_COMMAND),
+        (Opcode::SASL_AUTH, Status::AUTH_ERROR),
+        (Opcode::SELECT_BUCKET, Status::KEY_ENOENT),
+        (Opcode::SELECT_BUCKET, Status::EACCESS),
+        (Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT),
+        (Opcode::GET_CLUSTER_CONFIG, Status::NO_BUCKET),
+        (Opcode::GET_CLUSTER_CONFIG, Status::ECONFIG_ONLY),
+        (Opcode::DCP_OPEN, Status::EACCESS),
+        (Opcode::DCP_CONTROL, Status::EINVAL),
+    ] {
+        let error = failure(&mut Login::answering(opcode, status, b""), config());
+        assert_eq!(error.status(), Some(status), "{error}");
+    }
+    assert_eq!(BootstrapError::FeatureMissing(Feature::COLLECTIONS).status(), None);
+    assert_eq!(BootstrapError::TooLong { what: "the password" }.status(), None);
+}
+
+#[test]
 fn what_the_server_says_about_a_refusal_is_passed_on() {
     let shown = |opcode, status, body| {
         failure(&mut Login::answering(opcode, status, body), config()).to_string()
@@ -338,7 +358,8 @@ fn a_failed_bootstrap_stays_failed() {
 
 #[test]
 fn a_pushed_configuration_counts_if_it_is_newer() {
-    let newer = String::from_utf8(CONFIG.to_vec()).unwrap().replace(r#""rev":3"#, r#""rev":4"#);
+    let of_rev = |rev: &str| String::from_utf8(CONFIG.to_vec()).unwrap().replace(r#""rev":3"#, rev);
+    let (newer, older) = (of_rev(r#""rev":4"#), of_rev(r#""rev":2"#));
     let push = |bucket: &[u8], value: &[u8]| {
         let push = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_key(bucket);
         encoded(&push.with_value(value))
@@ -348,6 +369,7 @@ fn a_pushed_configuration_counts_if_it_is_newer() {
     for (pushed, rev) in [
         (push(b"default", newer.as_bytes()), 4),
         (after_a_broken_one, 4),
+        (push(b"default", older.as_bytes()), 3),
         (push(b"other", newer.as_bytes()), 3),
         (push(b"default", b"{broken"), 3),
         (push(b"default", b""), 3),
