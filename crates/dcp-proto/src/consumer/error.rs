@@ -146,3 +146,46 @@ pub enum ApiMisuse {
     #[error("{0} already has a stream on this connection")]
     AlreadyOpen(Vbid),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_packet_sent_again_is_the_same_violation() {
+        let error = ProtocolError {
+            kind: ProtocolErrorKind::PeerMisbehaved(Misbehaviour::WindowOverrun),
+            opcode: Opcode::DCP_MUTATION,
+            vbid: Vbid(3),
+            seqno: Some(Seqno(7)),
+            opaque: Opaque(1),
+        };
+        // Each stream request has another opaque.
+        assert!(error.is_same_packet(&ProtocolError { opaque: Opaque(2), ..error }));
+        let malformed = DecodeError::InvalidField("key");
+        for other in [
+            ProtocolError { vbid: Vbid(4), ..error },
+            ProtocolError { seqno: Some(Seqno(8)), ..error },
+            ProtocolError { seqno: None, ..error },
+            ProtocolError { opcode: Opcode::DCP_DELETION, ..error },
+            ProtocolError { kind: ProtocolErrorKind::InvalidMessage(malformed), ..error },
+        ] {
+            assert!(!error.is_same_packet(&other), "{other}");
+        }
+    }
+
+    #[test]
+    fn a_violation_names_its_packet() {
+        let malformed = ProtocolErrorKind::InvalidMessage(DecodeError::InvalidField("key"));
+        let error = ProtocolError {
+            kind: malformed,
+            opcode: Opcode::DCP_MUTATION,
+            vbid: Vbid(3),
+            seqno: Some(Seqno(7)),
+            opaque: Opaque(1),
+        };
+        assert_eq!(error.to_string(), format!("vb:3 DCP_MUTATION with seqno 7: {malformed}"));
+        let without = ProtocolError { seqno: None, ..error };
+        assert_eq!(without.to_string(), format!("vb:3 DCP_MUTATION: {malformed}"));
+    }
+}

@@ -180,3 +180,18 @@ fn a_partition_is_read_back_as_it_was_sent() {
     assert_eq!(sent.check("bucket"), Ok(()));
     assert!(matches!(sent.check("other"), Err(OffsetsError::OtherBucket { .. })));
 }
+
+#[test]
+fn a_given_end_inside_the_snapshot_is_taken_and_its_end_must_be_persisted() {
+    let until = |seqno| {
+        let mut until = Offsets::new("bucket", StoredFilter::default(), 4);
+        until.set(VB, Offset { seqno: Seqno(seqno), vbuuid: Vbuuid(0xa), epoch: 0 });
+        Limits { until: Some(until), ..limits() }
+    };
+    let now = |persisted| seen(persisted, Some(0), &[(25, None)]);
+    let error = plan(now(30), &until(40)).unwrap_err();
+    let (end, persisted) = (Seqno(40), Seqno(30));
+    assert_eq!(error, PlanError::NotPersisted { vbid: VB, end, persisted });
+    assert_eq!(plan(now(40), &until(40)).unwrap()[0].to, Seqno(40));
+    assert_eq!(plan(now(30), &until(39)).unwrap()[0].to, Seqno(30), "already checked");
+}

@@ -137,6 +137,11 @@ fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_sna
     }
     let named = end(offset(150, A, 0), now(Some(150)), &Limits::default()).unwrap();
     assert_eq!(named, offset(150, B, 1), "a branch below the offset");
+    let above = Observed { high_after_read: Some(Seqno(150)), ..seen(150, &[(B, 150), (A, 0)]) };
+    let renamed = end(offset(150, A, 0), above, &Limits::default()).unwrap();
+    assert_eq!(renamed, offset(150, B, 0), "its name shows later that nothing was removed");
+    let empty = end(offset(0, 0, 0), seen(0, &[(B, 0)]), &Limits::default()).unwrap();
+    assert_eq!(empty, offset(0, 0, 0), "nothing was read");
 }
 
 #[test]

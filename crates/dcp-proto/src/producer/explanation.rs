@@ -211,6 +211,12 @@ mod tests {
                  beyond it, so it must go back to where that snapshot starts, seqno 35",
             ),
             (
+                explained(45, (40, 50), 0xa, max),
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb begins; the \
+                 client stands at seqno 45 inside snapshot [40, 50], which ends beyond it, so it \
+                 must go back to where that snapshot starts, seqno 40",
+            ),
+            (
                 explained(60, (60, 60), 0xb, 50),
                 "start seqno 60 is greater than end seqno 50: a request must not end before \
                  it starts, which is checked first",

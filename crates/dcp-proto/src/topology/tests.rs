@@ -439,3 +439,19 @@ proptest! {
         prop_assert_eq!(parsed.to_string(), text);
     }
 }
+
+#[test]
+fn a_node_the_server_list_names_otherwise_is_the_one_in_its_place_if_it_has_data() {
+    // By another name, as behind some proxies, or by the port for TLS only.
+    for (services, is_taken) in [
+        (json!({"kv": 11999, "mgmt": 8091}), true),
+        (json!({"kvSSL": 11207, "mgmt": 8091}), true),
+        (json!({"mgmt": 8091}), false),
+    ] {
+        let config = with(|json| {
+            json["nodesExt"][1] = json!({"services": services, "hostname": "elsewhere"});
+        });
+        let hostname = parse(&config).unwrap().nodes()[1].hostname().to_owned();
+        assert_eq!(hostname, if is_taken { "elsewhere" } else { "n1" }, "{services}");
+    }
+}

@@ -119,6 +119,7 @@ fn rule_11_what_has_passed_comes_in_portions() {
         }
     }
     assert_eq!((taken, server.seqnos()), (vec![2, 2, 2, 1], (1..=7).collect()));
+    assert_eq!(server.machine.stats().changes, 7);
 }
 
 #[test]
@@ -480,6 +481,31 @@ fn hidden_documents_move_the_position_and_are_no_rows() {
     assert_eq!(walk.rows, 3, "rows are what the sink was given");
     let position = server.moved().unwrap();
     assert_eq!((position.seqno, position.is_snapshot_complete()), (Seqno(9), true));
+}
+
+#[test]
+fn what_is_created_past_a_clamped_end_is_learned_too() {
+    let mut config = hiding();
+    config.delivery.clamp = true;
+    let mut server = Harness::new(config);
+    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(5));
+    server.accept(&[(1, 0)]);
+    server.marker(0, 9);
+    document(&mut server, 3, 0, b"k");
+    begin_collection(&mut server, 6, 8, 11);
+    server.play();
+    assert_eq!(server.seqnos(), [3]);
+    let learned = server.events().into_iter().find_map(|event| match event {
+        Event::Hidden(learned) => Some(learned),
+        _ => None,
+    });
+    let mut server = Harness::streaming(hiding());
+    server.machine.hide(&learned.expect("it was learned"));
+    server.marker(0, 9);
+    document(&mut server, 1, 11, b"k");
+    document(&mut server, 2, 12, b"k");
+    server.play();
+    assert_eq!(server.seqnos(), [2]);
 }
 
 #[test]

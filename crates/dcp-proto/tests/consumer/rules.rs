@@ -579,6 +579,29 @@ fn the_seqno_of_a_vbucket_is_known_while_it_streams() {
 }
 
 #[test]
+fn a_position_that_moved_is_to_be_taken_once() {
+    let mut server = Harness::streaming(config());
+    assert!(!server.machine.has_moved());
+    server.marker(0, 9).play();
+    assert!(!server.machine.has_moved(), "a marker alone moves nothing");
+    server.mutation(1).play();
+    assert!(server.machine.has_moved());
+    assert_eq!(server.moved().unwrap().seqno, Seqno(1));
+    assert!(!server.machine.has_moved() && server.moved().is_none());
+    server.mutation(2).end(StreamEndReason::STATE_CHANGED).play();
+    assert!(server.machine.has_moved(), "also after its stream ended");
+    assert_eq!(server.moved().unwrap().seqno, Seqno(2));
+    assert!(!server.machine.has_moved());
+}
+
+#[test]
+fn the_cluster_map_is_asked_for() {
+    let mut server = Harness::new(config());
+    server.machine.request_cluster_map();
+    assert_eq!(server.sent(), [Sent::Other(Opcode::GET_CLUSTER_CONFIG)]);
+}
+
+#[test]
 fn what_arrives_is_counted() {
     let mut server = Harness::streaming(config());
     let before = *server.machine.stats();

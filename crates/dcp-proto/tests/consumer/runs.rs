@@ -258,6 +258,12 @@ fn mutations_in_a_row_are_given_together() {
     let mut harness = Harness::streaming(config());
     harness.marker(0, 9).mutations(1..=7);
     assert_eq!(of(&mut harness, 3), (vec![vec![2, 3], vec![4, 5, 6], vec![7]], vec![1]));
+    // A run has a longest length; the next follows it at once.
+    let mut harness = Harness::streaming(config());
+    harness.marker(0, 999).mutations(1..=500);
+    let (runs, alone) = of(&mut harness, 9999);
+    assert_eq!((runs.concat(), alone), ((2..=500).collect(), vec![1]));
+    assert!(runs.len() > 1 && runs.iter().all(|run| run.len() <= runs[0].len()));
 }
 
 #[test]

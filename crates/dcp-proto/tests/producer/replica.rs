@@ -649,6 +649,22 @@ fn cm_15_an_unwritten_branch_is_dropped_before_any_data() {
 }
 
 #[test]
+fn cm_15_only_an_unwritten_branch_above_another_is_dropped_and_only_for_a_rollback_to_0() {
+    for (why, log, to) in [
+        ("to a seqno", &[(0xa, 50), (0xb, 0)][..], 6),
+        ("written", &[(0xa, 40), (0xb, 0)], 0),
+        ("the only one", &[(0xa, 50)], 0),
+    ] {
+        let store = Store::at(50, (50, 50), log);
+        let mut peer = Peer::new(store, &Config::default(), COLLECTIONS);
+        let first = peer.begin();
+        let second = after_rollback(&mut peer, &first, to);
+        assert_eq!(second.start_seqno, Seqno(to), "{why}");
+        assert_eq!(peer.store.0.borrow().rolled_back, [to], "{why}");
+    }
+}
+
+#[test]
 fn cm_13_and_cm_14_a_malformed_answer_ends_the_connection() {
     for (status, len) in
         [(Status::SUCCESS, 0), (Status::SUCCESS, 20), (Status::ROLLBACK, 7), (Status::ROLLBACK, 16)]

@@ -104,6 +104,73 @@ fn hashes_are_those_of_earlier_releases() {
     }
 }
 
+/// A filter for what the server is asked and for the patterns of what is delivered.
+fn matching(documents: &StoredFilter, patterns: &[&str]) -> StoredFilter {
+    let patterns = CollectionPatterns::new(patterns.iter().copied()).unwrap();
+    documents.clone().with_patterns(patterns)
+}
+
+#[test]
+fn a_filter_with_patterns_contains_what_they_surely_choose() {
+    let bucket = all(false);
+    for (stored, asked, contained) in [
+        // Patterns within a filter that has none.
+        (bucket.clone(), matching(&bucket, &["shop.o*"]), true),
+        (bucket.clone(), matching(&bucket, &["shop.*", "_system.*"]), false),
+        (all(true), matching(&all(true), &["_system.*"]), true),
+        (scope(9), matching(&scope(9), &["shop.o*"]), true),
+        (scope(8), matching(&scope(8), &["_system.*"]), true),
+        (collections(&[9]), matching(&scope(9), &["shop.o*"]), false),
+        // Patterns within patterns: each is one of them, whatever it matches.
+        (matching(&bucket, &["a.*", "shop.o*"]), matching(&bucket, &["shop.o*"]), true),
+        (matching(&bucket, &["shop.o*"]), matching(&bucket, &["a.*", "shop.o*"]), false),
+        (matching(&bucket, &["shop.*"]), matching(&bucket, &["shop.o*"]), false),
+        // What has no patterns, within patterns.
+        (matching(&bucket, &["*.*"]), bucket.clone(), false),
+        (matching(&bucket, &["shop.*"]), scope(9), true),
+        (matching(&bucket, &["shop.o*"]), scope(9), false),
+        (matching(&bucket, &["shop.o*"]), collections(&[9]), true),
+        (matching(&bucket, &["shop.o*"]), collections(&[9, 10]), false),
+        (matching(&bucket, &["shop.o*", "*.carts"]), collections(&[9, 10]), true),
+        (matching(&all(true), &["shop.*"]), collections(&[99]), false),
+        (matching(&all(true), &["*.*"]), scope(99), false),
+    ] {
+        assert_eq!(contains(&stored, &asked), contained, "{stored} > {asked}");
+        assert!(contains(&stored, &stored) && contains(&asked, &asked));
+    }
+    assert_eq!(
+        refusal(&matching(&bucket, &["shop.o*"]), &matching(&bucket, &["shop.o*", "a.*"])),
+        "made with collections shop.o* without system documents; the stream also asks for \
+         collections a.*, shop.o*, whose earlier changes it would miss"
+    );
+    assert!(matching(&bucket, &["a.*"]).leaves_out() && !bucket.leaves_out());
+}
+
+#[test]
+fn rows_are_part_of_a_filter() {
+    let rows = |key: &str| RowFilter::new(Some(vec![key.to_owned()]), None, None).unwrap();
+    let stored = all(false).with_rows(rows("a*"));
+    assert!(contains(&all(false), &stored) && contains(&stored, &stored));
+    assert!(!contains(&stored, &all(false)));
+    assert!(!contains(&stored, &all(false).with_rows(rows("b*"))));
+    assert!(stored.leaves_out());
+    assert_eq!(stored.to_string(), r#"the whole bucket without system documents, keys ["a*"]"#);
+}
+
+#[test]
+fn dropped_collections_and_scopes_are_told_from_others() {
+    for (stored, dropped) in [
+        (all(false), false),
+        (scope(9), false),
+        (scope(99), true),
+        (collections(&[9, 10]), false),
+        (collections(&[9, 99]), true),
+    ] {
+        let text = refusal(&stored, &all(true));
+        assert_eq!(text.contains("that is created again has a new id"), dropped, "{text}");
+    }
+}
+
 /// Ids that the manifest has, and some that it has not.
 fn any_filter() -> impl Strategy<Value = StoredFilter> {
     let documents = prop_oneof![
