@@ -1,23 +1,18 @@
-//! What reaches the sink, and when: rollback mitigation, ends that cut, hidden documents.
+//! What reaches the sink, and when: rollback mitigation, ends that cut, the fields of a change.
 
 use dcp_wire::message::{
     Deletion, Expiration, Mutation, OsoSnapshot, StreamAddress, StreamEnd, StreamEndReason,
-    SystemEvent, SystemEventId, encode_failover_log,
+    encode_failover_log,
 };
 use dcp_wire::{
-    Cas, CollectionId, Datatype, EncodeError, Frame, Opcode, RevSeqno, ScopeId, Seqno, Status,
-    Vbid, Vbuuid,
+    Cas, CollectionId, Datatype, EncodeError, Frame, Opcode, RevSeqno, Seqno, Status, Vbid, Vbuuid,
 };
 
 use dcp_proto::consumer::{
-    ConnectionConfig, Delivery, EndCause, Event, Hidden, Limit, Misbehaviour, StreamPosition,
-    Unpersisted,
+    ConnectionConfig, Delivery, EndCause, Event, Limit, Misbehaviour, StreamPosition, Unpersisted,
 };
 use dcp_proto::flow_control::counted_bytes;
-use dcp_proto::topology::Manifest;
-use dcp_proto::{
-    Change, ChangeSink, CollectionPatterns, Op, Position, Rollback, RowFilter, SinkError, Snapshot,
-};
+use dcp_proto::{Change, ChangeSink, Op, Position, Rollback, SinkError, Snapshot};
 use dcp_test::harness::{Harness, Sent, VB, config, is_complete, log, position};
 
 const BRANCH: Option<Vbuuid> = Some(Vbuuid(1));
@@ -437,124 +432,6 @@ fn rule_10_a_stream_that_resumes_inside_the_snapshot_of_its_end_asks_for_the_res
     assert_eq!((request.start, request.end, request.snapshot), (6, 9, (0, 9)));
 }
 
-fn hiding() -> ConnectionConfig {
-    let hidden = Hidden::default()
-        .with_transactions()
-        .with_system_scope(Some(ScopeId(8)), [CollectionId(9)]);
-    let delivery = Delivery { hidden, ..Delivery::default() };
-    ConnectionConfig { collections: true, delivery, ..config() }
-}
-
-fn document(server: &mut Harness, seqno: u64, collection: u32, key: &[u8]) {
-    let mut doc_key = dcp_wire::leb128::encode(collection).as_slice().to_vec();
-    doc_key.extend_from_slice(key);
-    let mutation = Mutation { seqno: Seqno(seqno), key: &doc_key, ..Default::default() };
-    let to = server.to();
-    mutation.encode(to, &mut server.wire).unwrap();
-}
-
-fn begin_collection(server: &mut Harness, seqno: u64, scope: u32, collection: u32) {
-    let mut value = 3_u64.to_be_bytes().to_vec();
-    value.extend_from_slice(&scope.to_be_bytes());
-    value.extend_from_slice(&collection.to_be_bytes());
-    let (seqno, id) = (Seqno(seqno), SystemEventId::BEGIN_COLLECTION);
-    let event = SystemEvent { seqno, id, version: 0, key: b"made", value: &value };
-    let to = server.to();
-    event.encode(to, &mut server.wire).unwrap();
-}
-
-#[test]
-fn hidden_documents_move_the_position_and_are_no_rows() {
-    let mut server = Harness::streaming(hiding());
-    server.marker(0, 9);
-    document(&mut server, 1, 0, b"_txn:atr-1");
-    document(&mut server, 2, 0, b"_txn");
-    document(&mut server, 3, 9, b"k");
-    document(&mut server, 4, 10, b"k");
-    begin_collection(&mut server, 5, 8, 11);
-    begin_collection(&mut server, 6, 0, 12);
-    document(&mut server, 7, 11, b"k");
-    document(&mut server, 8, 12, b"k");
-    document(&mut server, 9, 12, b"_txn:client-record");
-    let walk = server.play();
-    assert_eq!(server.seqnos(), [2, 4, 5, 6, 8]);
-    assert_eq!(walk.rows, 3, "rows are what the sink was given");
-    let position = server.moved().unwrap();
-    assert_eq!((position.seqno, position.is_snapshot_complete()), (Seqno(9), true));
-}
-
-#[test]
-fn what_is_created_past_a_clamped_end_is_learned_too() {
-    let mut config = hiding();
-    config.delivery.clamp = true;
-    let mut server = Harness::new(config);
-    server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(5));
-    server.accept(&[(1, 0)]);
-    server.marker(0, 9);
-    document(&mut server, 3, 0, b"k");
-    begin_collection(&mut server, 6, 8, 11);
-    server.play();
-    assert_eq!(server.seqnos(), [3]);
-    let learned = server.events().into_iter().find_map(|event| match event {
-        Event::Hidden(learned) => Some(learned),
-        _ => None,
-    });
-    let mut server = Harness::streaming(hiding());
-    server.machine.hide(&learned.expect("it was learned"));
-    server.marker(0, 9);
-    document(&mut server, 1, 11, b"k");
-    document(&mut server, 2, 12, b"k");
-    server.play();
-    assert_eq!(server.seqnos(), [2]);
-}
-
-#[test]
-fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
-    let mut server = Harness::streaming(hiding());
-    let made = 100..100 + 1024;
-    server.marker(0, 9999);
-    for (seqno, id) in (1..).zip(made.clone()) {
-        begin_collection(&mut server, seqno, 8, id);
-    }
-    server.play();
-    let mut hidden = hiding().delivery.hidden;
-    for event in server.events() {
-        let Event::Hidden(learned) = event else { panic!("{event:?}") };
-        hidden.merge(&learned);
-    }
-    let mut config = hiding();
-    config.delivery.hidden = hidden;
-    let mut server = Harness::streaming(config);
-    server.marker(0, 9999);
-    for (seqno, id) in (1..).zip(made.chain([9])) {
-        document(&mut server, seqno, id, b"k");
-    }
-    server.play();
-    assert_eq!(server.seqnos(), [1025], "the one learnt first made room");
-}
-
-#[test]
-fn the_newest_hidden_document_completes_a_bounded_stream() {
-    let mut server = Harness::new(hiding());
-    server.open_until(StreamPosition::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
-    server.accept(&[(1, 0)]);
-    server.marker(1, 3);
-    document(&mut server, 3, 0, b"_txn:atr-1");
-    server.play();
-    assert!(server.seqnos().is_empty());
-    assert!(server.events().iter().any(is_complete));
-}
-
-#[test]
-fn nothing_is_hidden_unless_asked_for() {
-    let mut server = Harness::streaming(ConnectionConfig { collections: true, ..config() });
-    server.marker(0, 9);
-    document(&mut server, 1, 0, b"_txn:atr-1");
-    document(&mut server, 2, 9, b"k");
-    server.play();
-    assert_eq!(server.seqnos(), [1, 2]);
-}
-
 /// A sink that is given these changes and no others.
 struct Expecting<'a>(std::vec::IntoIter<Change<'a>>);
 
@@ -639,56 +516,4 @@ fn a_change_has_every_field_of_its_packet() {
         server.machine.handle_input(server.now, &wire, Limit::NONE, &mut sink).unwrap();
         assert_eq!(sink.0.next(), None, "it was given");
     }
-}
-
-#[test]
-fn only_rows_that_pass_are_given_and_the_others_move_the_position() {
-    let rows = RowFilter::new(Some(vec!["a*".to_owned()]), Some(vec![Op::Mutation]), None).unwrap();
-    let delivery = Delivery { rows, ..Delivery::default() };
-    let mut server = Harness::streaming(ConnectionConfig { delivery, ..config() });
-    server.marker(0, 9).say("MUT 1 a").say("MUT 2 b").say("DEL 3 a").say("EXP 4 a");
-    let walk = server.say("MUT 5 ab").say("MUT 6 b").play();
-    assert_eq!((server.seqnos(), walk.rows), (vec![1, 5], 2));
-    assert_eq!(server.moved().unwrap().seqno, Seqno(6));
-}
-
-#[test]
-fn what_patterns_do_not_choose_is_no_row_and_no_event() {
-    let manifest = Manifest::parse(
-        br#"{"uid":"7","scopes":[{"name":"shop","uid":"8","collections":
-            [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#,
-    );
-    let patterns = CollectionPatterns::new(["shop.o*", "shop.m*"]).unwrap();
-    let hidden = Hidden::default().with_patterns(&patterns, &manifest.unwrap());
-    let delivery = Delivery { hidden, ..Delivery::default() };
-    let mut server =
-        Harness::streaming(ConnectionConfig { collections: true, delivery, ..config() });
-    server.marker(0, 9);
-    document(&mut server, 1, 9, b"k");
-    document(&mut server, 2, 10, b"k");
-    // Its name is "made".
-    begin_collection(&mut server, 3, 8, 11);
-    begin_collection(&mut server, 4, 99, 12);
-    document(&mut server, 5, 11, b"k");
-    document(&mut server, 6, 12, b"k");
-    server.play();
-    assert_eq!(server.seqnos(), [1, 3, 5]);
-    assert_eq!(server.moved().unwrap().seqno, Seqno(6));
-    let learned = server.events();
-    let [Event::Hidden(learned)] = &learned[..] else { panic!("{learned:?}") };
-    // Another connection is told, and takes the new collection too.
-    let mut server = Harness::streaming(ConnectionConfig {
-        collections: true,
-        delivery: Delivery {
-            hidden: Hidden::default().with_patterns(&patterns, &Manifest::default()),
-            ..Delivery::default()
-        },
-        ..config()
-    });
-    server.machine.hide(learned);
-    server.marker(0, 9);
-    document(&mut server, 1, 11, b"k");
-    document(&mut server, 2, 12, b"k");
-    server.play();
-    assert_eq!(server.seqnos(), [1]);
 }

@@ -3,6 +3,7 @@
 mod closing;
 mod delivery;
 mod flow;
+mod hidden;
 mod hostile;
 mod knows;
 mod pair;

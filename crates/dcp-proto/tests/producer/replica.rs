@@ -724,6 +724,11 @@ fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
     let packets = [marker(7, 7, SnapshotFlags::MEMORY), commit(5, 7)];
     packets.iter().for_each(|packet| peer.handle(packet).unwrap());
     assert_eq!(acknowledged(&mut peer), [6]);
+    // Of several in a snapshot, the last stands for all of its level.
+    let mut peer = Peer::streaming(Store::new());
+    let packets = [marker(0, 2, SnapshotFlags::MEMORY), prepare(1, memory), prepare(2, memory)];
+    packets.iter().for_each(|packet| peer.handle(packet).unwrap());
+    assert_eq!(acknowledged(&mut peer), [2]);
     // What a copy had before is acknowledged on a new stream.
     let store = Store::at(9, (9, 9), &[(0xb, 0)]);
     store.0.borrow_mut().outstanding = vec![(Seqno(8), memory)];

@@ -2,7 +2,7 @@
 
 use dcp_proto::producer::{Disconnect, VBucketState};
 use dcp_wire::message::{OpenFlags, StreamEndReason, StreamRequest};
-use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{Datatype, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch, resume};
 use dcp_test::bucket::{Bucket, VBucket, doc, docs};
@@ -284,4 +284,30 @@ fn a_connection_takes_only_so_many_streams() {
     assert_eq!(client.request(&second), Status::ENOMEM);
     assert_eq!(client.close(None), Status::SUCCESS);
     assert_eq!(client.request(&second), Status::SUCCESS);
+}
+
+#[test]
+fn a_tombstone_whose_body_would_be_json_is_refused_before_the_connection_ends() {
+    let (json, xattr) = (Datatype::JSON, Datatype::XATTR);
+    for (datatype, is_refused) in [
+        (Datatype::RAW, false),
+        (json, true),
+        (json.with(Datatype::SNAPPY), true),
+        (xattr, false),
+        (xattr.with(json), false),
+        (Datatype::SNAPPY, false),
+    ] {
+        for (opcode, extras) in [(Opcode::DCP_DELETION, 18), (Opcode::DCP_EXPIRATION, 20)] {
+            let mut extras = vec![0; extras];
+            extras[7] = 1;
+            let tombstone = Frame::request(opcode).with_extras(&extras).with_key(b"key");
+            let mut packet = Vec::new();
+            tombstone.with_datatype(datatype).encode(&mut packet).unwrap();
+            let answer = streaming(&[]).exchange(&packet);
+            let answer = answer.map(|answer| answer.map(|answer| answer.status));
+            let unexpected = Err(Disconnect::UnexpectedRequest(opcode));
+            let wanted = if is_refused { Ok(Some(Status::EINVAL)) } else { unexpected };
+            assert_eq!(answer, wanted, "{opcode} {datatype}");
+        }
+    }
 }
