@@ -206,6 +206,8 @@ fn what_is_missing_is_named() {
     }
     let negative = with(|json| json["rev"] = (-1).into());
     assert_eq!(parse(&negative).unwrap_err(), InvalidConfig::Impossible("rev"));
+    let first = with(|json| json["rev"] = 0.into());
+    assert_eq!(parse(&first).unwrap().revision().rev, 0);
     let manifest = with(|json| json["collectionsManifestUid"] = "no hex".into());
     let expected = InvalidConfig::Impossible("collectionsManifestUid");
     assert_eq!(parse(&manifest).unwrap_err(), expected);

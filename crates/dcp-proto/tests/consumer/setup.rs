@@ -158,7 +158,8 @@ fn fc_01_the_server_is_told_the_window() {
 #[test]
 fn op_01_and_op_09_a_producer_is_opened_with_the_flags_asked_for() {
     let user_xattrs = OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS;
-    for (flags, wanted) in [(OpenFlags::empty(), 0x001), (user_xattrs, 0x105)] {
+    let flags = [(OpenFlags::empty(), 0x001), (OpenFlags::PRODUCER, 0x001), (user_xattrs, 0x105)];
+    for (flags, wanted) in flags {
         let mut server = Login::default();
         let mut config = config();
         config.dcp = Some(DcpOpen::new("n", flags, WINDOW, 20));
