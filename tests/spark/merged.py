@@ -14,6 +14,7 @@ import dcp_rs.spark
 
 KEYS = [f"key_{n}" for n in range(120)]
 PATIENCE = 120
+PASSWORD = "canary-8f1c2e"
 
 
 class CrashError(Exception):
@@ -27,7 +28,9 @@ class Kept:
         self.spark, self.folder = spark, Path(folder)
         self.location = self.folder / "table"
         self.checkpoint = self.folder / "checkpoint"
-        self.cluster = dcp_rs.testing.EmbeddedCluster(vbuckets=4, bucket="merged")
+        self.cluster = dcp_rs.testing.EmbeddedCluster(
+            vbuckets=4, bucket="merged", password=PASSWORD
+        )
         self.sink = dcp_rs.spark.merge_into(self.location)
 
     def write(self, first, last, n):
@@ -50,7 +53,7 @@ class Kept:
         options = {
             "connectionString": self.cluster.connection_string,
             "username": "Administrator",
-            "password": "canary-8f1c2e",
+            "password": PASSWORD,
             "bucket": "merged",
             "documentSchema": "n INT, at TIMESTAMP",
             "onRollback": "resync",

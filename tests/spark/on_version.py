@@ -187,7 +187,7 @@ def main():
         options = {
             "connectionString": cluster.connection_string,
             "username": "Administrator",
-            "password": "canary-8f1c2e",
+            "password": "password",
             "bucket": "changes",
         }
         spark = None

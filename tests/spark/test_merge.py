@@ -10,7 +10,7 @@ import pytest
 
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
-from merged import CrashError, Kept, keep
+from merged import PASSWORD, CrashError, Kept, keep
 
 # The first test waits for Spark to start, too.
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -193,7 +193,8 @@ def test_a_schema_may_gain_columns_and_not_contradict_or_lose_one(kept):
     assert {f"{row['at']:%H:%M %Z}" for row in kept.rows()} == {"12:00 UTC"}
 
 
-def test_the_example_takes_over_what_is_new(kept, tmp_path, capsys):
+def test_the_example_takes_over_what_is_new(kept, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COUCHBASE_PASSWORD", PASSWORD)
     example = Path(__file__).parents[2] / "examples" / "spark_table.py"
     main = runpy.run_path(str(example))["main"]
     where = f"{kept.cluster.connection_string}/merged"

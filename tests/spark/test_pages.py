@@ -9,6 +9,7 @@ import pytest
 from blocks import blocks_of
 
 
+@pytest.mark.default_password
 @pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/guides/spark.md", 9)])
 def test_a_page_runs_with_spark(page, count, spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

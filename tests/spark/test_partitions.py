@@ -31,6 +31,7 @@ def test_partitions_of_an_empty_bucket_are_none(options):
     assert dcp_rs.spark.partitions(options) == []
 
 
+@pytest.mark.shows_password("each task logs in for itself")
 def test_a_partition_is_plain_data_without_a_password_in_its_repr(options, load):
     load(50)
     for partition in dcp_rs.spark.partitions(options):

@@ -165,6 +165,7 @@ def test_a_read_resumes_from_a_checkpoint(spark, options, cluster, load):
     assert sorted(row.key for row in rows) == sorted(f"new_{n}" for n in range(100))
 
 
+@pytest.mark.shows_password("each task logs in for itself")
 def test_the_task_pickles_and_holds_no_connection(options, load):
     load(30)
     task = dcp_rs.spark.map_in_arrow(options)
