@@ -39,22 +39,27 @@ PyArrow is optional; functions that need it say so.
 from __future__ import annotations
 
 import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING
 
-from dcp_rs import exceptions, testing
+from dcp_rs import exceptions
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
-from dcp_rs.async_client import AsyncClient, connect_async
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
 from dcp_rs.client import Client, ConnectionOptions, connect
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
-from dcp_rs.object_store import ObjectStore
 from dcp_rs.options import BatchPolicy, Share
-from dcp_rs.replication import replicate
 from dcp_rs.schema import ColumnInfo, Schema, columns
-from dcp_rs.sql_store import SqlStore
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore, SharedStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
+
+if TYPE_CHECKING:
+    from dcp_rs import testing
+    from dcp_rs.async_client import AsyncClient, connect_async
+    from dcp_rs.object_store import ObjectStore
+    from dcp_rs.replication import replicate
+    from dcp_rs.sql_store import SqlStore
 
 __all__ = [
     "AsyncClient",
@@ -88,6 +93,31 @@ __all__ = [
     "replicate",
     "testing",
 ]
+
+# Imported on first use: every process that only reads, such as each task in Spark, would wait for
+# them, and for asyncio.
+_LATE = {
+    "AsyncClient": "async_client",
+    "ObjectStore": "object_store",
+    "SqlStore": "sql_store",
+    "connect_async": "async_client",
+    "replicate": "replication",
+    "testing": "testing",
+}
+
+if not TYPE_CHECKING:  # type checkers would take any name for one of ours
+
+    def __getattr__(name: str) -> object:
+        if name not in _LATE:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(f"{__name__}.{_LATE[name]}")
+        value = module if name == _LATE[name] else getattr(module, name)
+        return globals().setdefault(name, value)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
 
 if DEBUG_BUILD:
     warnings.warn(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
 from typing import TYPE_CHECKING
 
 from dcp_rs.exceptions import TakenOverError
@@ -22,7 +22,7 @@ class Claims:
     """
 
     def __init__(self) -> None:
-        self.token = secrets.token_hex(8)
+        self.token = os.urandom(8).hex()
         self.vbuckets: set[int] = set()
 
     def check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
@@ -14,6 +13,8 @@ from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError, ForkedProcessError
 
 if TYPE_CHECKING:
+    import asyncio
+
     import pyarrow as pa
 
     from dcp_rs import _dcp_rs
@@ -224,6 +225,8 @@ class ChangeStream:
         return self
 
     async def __anext__(self) -> ChangeBatch:
+        import asyncio
+
         loop = asyncio.get_running_loop()
         turn = self._inner.new_turn()
         try:

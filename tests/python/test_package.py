@@ -146,15 +146,30 @@ def test_every_class_of_the_extension_is_wrapped():
     assert looked_at > 30
 
 
-def test_importing_it_imports_no_optional_library():
+def test_importing_it_imports_nothing_that_reading_does_not_need():
     program = (
         "import sys, dcp_rs; "
-        "print(sorted({'pyarrow', 'pandas', 'pyspark', 'polars', 'numpy'} & sys.modules.keys()))"
+        "print(sorted({'pyarrow', 'pandas', 'pyspark', 'polars', 'numpy', 'asyncio', 'hashlib', "
+        "'dcp_rs.async_client', 'dcp_rs.replication', 'dcp_rs.testing'} & sys.modules.keys()))"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+def test_each_public_name_is_there_and_no_other():
+    program = (
+        "import dcp_rs; "
+        "print([each for each in dcp_rs.__all__ if each not in dir(dcp_rs)]); "
+        "print([getattr(dcp_rs, each).__name__ for each in ('testing', 'SqlStore', 'replicate')]); "
+        "dcp_rs.nothing"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["[]", "['dcp_rs.testing', 'SqlStore', 'replicate']"]
+    assert "AttributeError: module 'dcp_rs' has no attribute 'nothing'" in done.stderr
 
 
 def test_the_module_that_spark_looks_for_is_installed_and_lazy():
