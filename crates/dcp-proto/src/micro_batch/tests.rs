@@ -23,6 +23,13 @@ fn log(entries: &[(u64, u64)]) -> FailoverLog {
     FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
 }
 
+fn located(node: &str, vbid: u16, seqnos: u64) -> Located {
+    let from = StreamPosition::new(start::at(offset(5, 1, 0)));
+    let (vbid, to) = (Vbid(vbid), Seqno(5 + seqnos));
+    let range = SeqnoRange { vbid, from, to, rolled_back: false, past_purge: false };
+    Located { node: node.into(), range }
+}
+
 /// A vBucket all of which is persisted; its branches newest first.
 fn seen(high: u64, entries: &[(u64, u64)]) -> Observed {
     Observed {
@@ -320,6 +327,17 @@ fn offsets_of_as_many_vbuckets_as_there_can_be_are_read() {
 }
 
 #[test]
+fn further_tasks_go_where_the_tasks_are_largest() {
+    let of = |node, first, size| (first..first + 4).map(move |vbid| located(node, vbid, size));
+    let ranges: Vec<Located> = of("a", 0, 24).chain(of("b", 4, 14)).collect();
+    for (tasks, expected) in [(2, (1, 1)), (3, (2, 1)), (4, (2, 2)), (5, (3, 2)), (8, (4, 4))] {
+        let packed = pack(ranges.clone(), tasks);
+        let count = |node| packed.iter().filter(|list| list[0].node == node).count();
+        assert_eq!((count("a"), count("b")), expected, "{tasks} tasks");
+    }
+}
+
+#[test]
 fn a_limit_below_the_number_of_vbuckets_reaches_them_in_turn() {
     let limits = Limits { max_seqnos: Some(1), ..Limits::default() };
     let observed: BTreeMap<_, _> = (0..4).map(|n| (Vbid(n), seen(9, &[(A, 0)]))).collect();
@@ -481,12 +499,9 @@ proptest! {
         sizes in prop::collection::vec((0..4_u8, 0..1_000_u64), 0..40),
         tasks in 0..12_usize,
     ) {
-        let located: Vec<Located> = (0..).zip(&sizes).map(|(vbid, &(node, size))| {
-            let vbid = Vbid(vbid);
-            let from = StreamPosition::new(start::at(offset(5, 1, 0)));
-            let range = SeqnoRange { vbid, from, to: Seqno(5 + size), rolled_back: false, past_purge: false };
-            Located { node: node.to_string(), range }
-        }).collect();
+        let each = (0..).zip(&sizes);
+        let located: Vec<Located> =
+            each.map(|(vbid, &(node, size))| located(&node.to_string(), vbid, size)).collect();
         let packed = pack(located.clone(), tasks);
         let mut all: Vec<Located> = packed.iter().flatten().cloned().collect();
         all.sort_by_key(|located| located.range.vbid);

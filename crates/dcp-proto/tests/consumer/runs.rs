@@ -67,7 +67,7 @@ fn send(script: &[Next], harness: &mut Harness) {
                 seqno += ahead;
                 mutation(harness, harness.opaque, seqno, value_len, hidden);
             }
-            Next::Stale => mutation(harness, Opaque(harness.opaque.0 + 1), seqno, 5, false),
+            Next::Stale => mutation(harness, Opaque(harness.opaque.0 + 1), seqno + 1, 5, false),
             Next::Deletion => {
                 seqno += 1;
                 let to = StreamAddress { vbid: VB, opaque: harness.opaque, stream_id: None };
@@ -258,6 +258,13 @@ fn mutations_in_a_row_are_given_together() {
     let mut harness = Harness::streaming(config());
     harness.marker(0, 9).mutations(1..=7);
     assert_eq!(of(&mut harness, 3), (vec![vec![2, 3], vec![4, 5, 6], vec![7]], vec![1]));
+    // What comes late of a stream that is gone ends a run, and is no part of it.
+    let mut harness = Harness::streaming(config());
+    harness.marker(0, 9).mutations(1..=2);
+    let gone = Opaque(harness.opaque.0 + 1);
+    mutation(&mut harness, gone, 3, 5, false);
+    harness.mutations(3..=4);
+    assert_eq!(of(&mut harness, 100), (vec![vec![2], vec![3, 4]], vec![1]));
     // A run has a longest length; the next follows it at once.
     let mut harness = Harness::streaming(config());
     harness.marker(0, 999).mutations(1..=500);

@@ -48,6 +48,32 @@ fn an_older_server_closes_the_connection_for_an_invalid_packet_but_not_for_a_con
     }
 }
 
+#[test]
+fn an_older_server_closes_the_connection_for_a_malformed_packet_or_an_unknown_flag() {
+    let older = ServerVersion { major: 6, minor: 0, patch: 5 };
+    let cut = Frame::request(Opcode::DCP_OPEN).with_extras(&[0; 7]).with_key(b"name");
+    let unknown = Frame::request(Opcode::DCP_OPEN).with_extras(&[0xff; 8]).with_key(b"name");
+    for (what, frame) in [("cut", cut), ("unknown flags", unknown)] {
+        let mut packet = bytes::BytesMut::new();
+        frame.encode(&mut packet).unwrap();
+        for (server_version, closes) in [(older, true), (ServerVersion::NEWEST, false)] {
+            let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
+            let config = ConnectionConfig { server_version, ..ConnectionConfig::default() };
+            client.connection = Connection::new(config);
+            match client.exchange(&packet) {
+                Err(reason) => {
+                    assert_eq!(reason, Disconnect::InvalidRequest(Opcode::DCP_OPEN), "{what}");
+                    assert!(closes, "{what}");
+                }
+                answer => {
+                    assert_eq!(answer.unwrap().unwrap().status, Status::EINVAL, "{what}");
+                    assert!(!closes, "{what}");
+                }
+            }
+        }
+    }
+}
+
 /// Feeds bytes as a connection would: as long as they are packets and it stays open.
 fn feed(client: &mut Client, mut bytes: &[u8]) {
     while let Ok(Some((frame, used))) = Frame::parse(bytes, MAX_BODY_LEN) {

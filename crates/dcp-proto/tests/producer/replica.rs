@@ -729,6 +729,13 @@ fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
     let packets = [marker(0, 2, SnapshotFlags::MEMORY), prepare(1, memory), prepare(2, memory)];
     packets.iter().for_each(|packet| peer.handle(packet).unwrap());
     assert_eq!(acknowledged(&mut peer), [2]);
+    // What ended is acknowledged, whatever has come since.
+    let mut peer = Peer::streaming(Store::new());
+    for (start, end) in [(0, 1), (2, 3)] {
+        peer.handle(&marker(start, end, SnapshotFlags::MEMORY)).unwrap();
+        peer.handle(&prepare(start.max(1), memory)).unwrap();
+    }
+    assert_eq!(acknowledged(&mut peer), [1]);
     // What a copy had before is acknowledged on a new stream.
     let store = Store::at(9, (9, 9), &[(0xb, 0)]);
     store.0.borrow_mut().outstanding = vec![(Seqno(8), memory)];

@@ -76,8 +76,8 @@ pub(super) struct Stream {
     /// Opaque of the ADD_STREAM that is still unanswered.
     pub(super) asked_by: Option<Opaque>,
     pub(super) phase: Phase,
-    /// Start and vbuuid of the request.
-    requested: (Seqno, Vbuuid),
+    /// Start of the request.
+    requested: Seqno,
     last: Seqno,
     receiving: Option<Receiving>,
     /// Up to here, every snapshot is complete.
@@ -99,7 +99,7 @@ impl Stream {
             flags,
             asked_by: Some(asked_by),
             phase: Phase::Queued,
-            requested: (Seqno::ZERO, Vbuuid(0)),
+            requested: Seqno::ZERO,
             last: Seqno::ZERO,
             receiving: None,
             complete: Seqno::ZERO,
@@ -121,7 +121,7 @@ impl Stream {
         } else {
             Snapshot { start: snapshot.start.min(high_seqno), ..snapshot }
         };
-        self.requested = (high_seqno, vbuuid);
+        self.requested = high_seqno;
         self.last = high_seqno;
         self.complete = start;
         self.phase = Phase::Requested;
@@ -145,15 +145,15 @@ impl Stream {
         opaque: Opaque,
         store: &dyn ReplicaStore,
     ) -> bool {
-        let (start, vbuuid) = self.requested;
-        if start == Seqno::ZERO && vbuuid == Vbuuid(0) {
+        let start = self.requested;
+        if start == Seqno::ZERO {
             return false;
         }
         // If nothing was written on the newest branch, the producer may know the one before it.
         let table = store.failover_table(self.vbid);
         let has_older = table.as_ref().is_some_and(|table| table.entries().len() > 1);
         let is_unwritten = table.is_some_and(|table| table.newest().seqno == start);
-        if to == Seqno::ZERO && has_older && is_unwritten && start != Seqno::ZERO {
+        if to == Seqno::ZERO && has_older && is_unwritten {
             store.drop_newest_branch(self.vbid);
         } else {
             store.roll_back(self.vbid, to);
