@@ -70,7 +70,9 @@ fmt-check: .installed-test .rust
 	@$(CARGO) fmt --manifest-path fuzz/Cargo.toml --check
 	@$(PY) -m ruff format --quiet --check .
 
+# The fuzz targets are built last of all: their lock file is looked at here.
 lint: .installed-test .rust ## Run clippy and ruff
+	@$(CARGO) metadata --manifest-path fuzz/Cargo.toml --locked --format-version 1 >/dev/null
 	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
 	@$(PY) -m ruff check --quiet .
 
