@@ -5,6 +5,7 @@ mod documents;
 mod documents_model;
 mod model;
 mod runs;
+mod splits;
 mod values;
 
 use arrow_array::cast::AsArray;

@@ -11,19 +11,19 @@ use crate::{bytes, columns, flags, maps, numbers, sink, texts};
 
 /// A change as a row-at-a-time program would keep it.
 #[derive(Clone, Debug)]
-struct Row {
-    op: Op,
-    key: String,
+pub(crate) struct Row {
+    pub(crate) op: Op,
+    pub(crate) key: String,
     body: Vec<u8>,
     attributes: Option<Vec<(String, String)>>,
     compressed: bool,
     json: bool,
-    numbers: [u64; 5],
-    small: [u32; 4],
+    pub(crate) numbers: [u64; 5],
+    pub(crate) small: [u32; 4],
 }
 
 impl Row {
-    fn datatype(&self) -> Datatype {
+    pub(crate) fn datatype(&self) -> Datatype {
         let bit = |set, bit| if set { bit } else { Datatype::RAW };
         bit(self.json, Datatype::JSON)
             .with(bit(self.compressed, Datatype::SNAPPY))
@@ -31,7 +31,7 @@ impl Row {
     }
 
     /// The value as a server would send it.
-    fn wire_value(&self) -> Vec<u8> {
+    pub(crate) fn wire_value(&self) -> Vec<u8> {
         let mut value = Vec::new();
         if let Some(attributes) = &self.attributes {
             let pairs: Vec<_> = attributes
@@ -70,7 +70,7 @@ impl Row {
     }
 }
 
-fn row() -> impl Strategy<Value = Row> {
+pub(crate) fn row() -> impl Strategy<Value = Row> {
     let op = prop_oneof![
         6 => Just(Op::Mutation),
         1 => Just(Op::Deletion),
