@@ -32,6 +32,7 @@ impl Run {
             [Kind::Rebalance, Kind::Repair, Kind::AddNode, Kind::Move, Kind::TakeNodeOut];
         if self.plan.trusts_disks && makes_copies.contains(&step.kind) {
             // A real cluster lets a copy into the map once it has everything.
+            self.shared.world.borrow_mut().mend_replication();
             self.shared.world.borrow().catch_up();
         }
         let told = match step.kind {
@@ -73,6 +74,7 @@ impl Run {
             Kind::ChangePassword => self.change_password(rng),
             Kind::Quiet => self.be_quiet(rng),
             Kind::StateChangedAndClosed => self.change_state_and_close(rng).await,
+            kind if Kind::OF_REPLICATION.contains(&kind) => self.disturb_replication(kind, rng),
             _ if self.break_link(step.kind, rng) => String::new(),
             _ => self.misbehave(step.kind, rng),
         };
@@ -495,7 +497,7 @@ impl Run {
 }
 
 /// Whether every vBucket has a copy to spare.
-fn has_two_of_each(producer: &dcp_producer::Producer) -> bool {
+pub(crate) fn has_two_of_each(producer: &dcp_producer::Producer) -> bool {
     let mut vbids = (0..producer.num_vbuckets()).map(Vbid);
     vbids.all(|vbid| producer.copies_of(vbid).is_ok_and(|copies| copies.len() > 1))
 }

@@ -28,6 +28,7 @@ mod packets;
 mod panics;
 mod plan;
 mod readers;
+mod replication;
 mod report;
 mod rows;
 mod run;

@@ -12,6 +12,8 @@ use rand::{Rng, SeedableRng};
 const APART: u64 = 0x7061_7373_776f_7264;
 /// The same for members, patterns and keys.
 const CHOICES: u64 = 0x6d65_6d62_6572_7321;
+/// The same for replication between nodes.
+const LINKS: u64 = 0x7265_706c_6963_6173;
 
 /// Everything a world is made of.
 #[derive(Clone, Debug)]
@@ -192,6 +194,11 @@ kinds! {
     // Not drawn with the others: see `add_apart`.
     ChangePassword 0 true,
     Quiet 0 true,
+    // Replication between nodes: see `add_link_faults`.
+    ReplicationCut 0 true,
+    ReplicationSilent 0 true,
+    ReplicationLag 0 true,
+    ReplicationWindow 0 true,
 }
 
 impl Kind {
@@ -207,6 +214,14 @@ impl Kind {
         // A node that comes back may have been killed.
         self == Self::Repair || !Self::ALL.iter().any(in_calm)
     }
+
+    /// Faults of the connections that feed replicas.
+    pub(crate) const OF_REPLICATION: [Self; 4] = [
+        Self::ReplicationCut,
+        Self::ReplicationSilent,
+        Self::ReplicationLag,
+        Self::ReplicationWindow,
+    ];
 
     fn any(calm: bool, trusts_disks: bool, rng: &mut StdRng) -> Self {
         let weight = |(kind, weight, in_calm): &(Self, u32, bool)| {
@@ -267,6 +282,7 @@ impl Plan {
         };
         plan.add_apart();
         plan.add_choices();
+        plan.add_link_faults();
         plan
     }
 
@@ -305,6 +321,20 @@ impl Plan {
             let is_finite = matches!(reader.kind, ReaderKind::Batches | ReaderKind::Finite);
             reader.some_keys = keys && !is_finite;
             reader.history = self.history && rng.random_bool(0.6);
+        }
+    }
+
+    /// Disturbs replication in half of the worlds that have any; drawn apart as well.
+    fn add_link_faults(&mut self) {
+        let rng = &mut StdRng::seed_from_u64(self.seed ^ LINKS);
+        if self.nodes == 1 || self.replicas == 0 || rng.random_bool(0.5) {
+            return;
+        }
+        for _ in 0..rng.random_range(1..=5) {
+            let kind = *Kind::OF_REPLICATION.choose(rng).unwrap_or(&Kind::ReplicationCut);
+            let pause = Duration::from_millis(rng.random_range(0..400));
+            let step = Step { kind, dice: rng.random(), pause };
+            self.steps.insert(rng.random_range(0..=self.steps.len()), step);
         }
     }
 

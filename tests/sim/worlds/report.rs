@@ -13,6 +13,10 @@ pub(crate) struct Report {
 
 /// What has to occur besides every kind of step, over all worlds of a run.
 const REQUIRED: &[&str] = &[
+    "ReplicationCut of a connection: true",
+    "ReplicationLag of a connection: true",
+    "ReplicationSilent of a connection: true",
+    "ReplicationWindow of a connection: true",
     "accounts agree",
     "accounts agree on bytes held",
     "accounts even",
@@ -79,6 +83,7 @@ const REQUIRED: &[&str] = &[
     "row Rollback",
     "row of history",
     "row with xattrs",
+    "replicas have everything",
     "rollback inside of a micro-batch",
     "rollback of a micro-batch",
     "rows held for persistence",

@@ -9,6 +9,7 @@ use tokio::runtime::Builder;
 use tokio::task::LocalSet;
 use tokio::time::{Instant, sleep};
 
+use crate::faults::has_two_of_each;
 use crate::network::Network;
 use crate::panics;
 use crate::plan::{Kind, Plan, ReaderKind, Step};
@@ -134,6 +135,7 @@ impl Run {
             let patience = reader.patience() * 2;
             reader.read_all(patience).await?;
         }
+        self.check_replicas()?;
         self.check()
     }
 
@@ -259,6 +261,41 @@ impl Run {
         for reader in self.readers.iter().filter(is_endless) {
             reader.check_history()?;
             self.shared.count("history that is whole");
+        }
+        Ok(())
+    }
+
+    /// Replicas have everything once nothing is broken: the nodes are lost one after the other, and
+    /// no document with them.
+    fn check_replicas(&self) -> Result<(), String> {
+        let mut world = self.shared.world.borrow_mut();
+        let producer = Arc::clone(&world.producer);
+        let before = (world.contents(), producer.high_seqnos());
+        let mut failed = 0;
+        for node in 0.. {
+            if !has_two_of_each(&producer) || producer.num_nodes() == 1 {
+                break;
+            }
+            // Refused for one that was out already.
+            if producer.failover(node, false).is_err() {
+                continue;
+            }
+            failed += 1;
+            world.observe(true);
+            let now = (world.contents(), producer.high_seqnos());
+            if now != before {
+                let mut all = before.0.iter();
+                let off = all.find(|(key, document)| now.0.get(*key) != Some(*document));
+                let off =
+                    off.map(|((id, key), _)| format!("{id}/{}", String::from_utf8_lossy(key)));
+                return Err(format!(
+                    "after the failover of node {node} {off:?} is another: {:?} instead of {:?}",
+                    now.1, before.1
+                ));
+            }
+        }
+        if failed > 0 {
+            self.shared.count("replicas have everything");
         }
         Ok(())
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_producer::{Producer, ProducerOptions, Rule, WriteOptions, parse_rules};
+use dcp_producer::{Document, Producer, ProducerOptions, Rule, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use dcp_wire::xattr::{self, Xattr};
 use dcp_wire::{CollectionId, Datatype, Seqno, Vbid};
@@ -25,6 +25,18 @@ pub(crate) const DEFAULT: u32 = CollectionId::DEFAULT.0;
 /// Collections that come and go, by scope.
 pub(crate) const NAMES: [(&str, &str); 3] =
     [("shop", "orders"), ("shop", "carts"), ("_default", "notes")];
+
+/// Every key in these collections, records of transactions or not.
+fn keys(ids: &BTreeSet<u32>, transactions: bool) -> Vec<(u32, Vec<u8>)> {
+    let mut all = Vec::new();
+    for &id in ids {
+        all.extend((0..KEYS).map(|key| (id, format!("key-{key}").into_bytes())));
+        if transactions && id == DEFAULT {
+            all.extend((0..4).map(|key| (id, format!("_txn:{key}").into_bytes())));
+        }
+    }
+    all
+}
 
 /// A collection there is or was.
 #[derive(Clone, Debug)]
@@ -273,8 +285,20 @@ impl World {
 
     /// Lets the nodes answer by rules for a while.
     pub(crate) fn misbehave(&mut self, rules: &str, lasts: Duration) {
-        let rules = parse_rules(rules).expect("rules");
+        self.add_rules(parse_rules(rules).expect("rules"), lasts);
+    }
+
+    /// Adds rules for a while, after those there are.
+    pub(crate) fn add_rules(&mut self, rules: Vec<Rule>, lasts: Duration) {
         self.rules.push((Instant::now() + lasts, rules));
+        self.set_rules();
+    }
+
+    /// Ends the faults of replication.
+    pub(crate) fn mend_replication(&mut self) {
+        let is_of_clients =
+            |rules: &[Rule]| rules.iter().all(|rule| rule.condition.between.is_empty());
+        self.rules.retain(|(_, rules)| is_of_clients(rules));
         self.set_rules();
     }
 
@@ -338,16 +362,18 @@ impl World {
         transactions: bool,
         end: impl Fn(Vbid) -> Option<u64>,
     ) -> Result<Documents, String> {
-        let keys: Vec<Vec<u8>> = (0..KEYS).map(|key| format!("key-{key}").into_bytes()).collect();
-        let records: Vec<Vec<u8>> = (0..4).map(|key| format!("_txn:{key}").into_bytes()).collect();
-        let mut all = Vec::new();
-        for &id in ids {
-            all.extend(keys.iter().map(|key| (id, key.as_slice())));
-            if transactions && id == DEFAULT {
-                all.extend(records.iter().map(|key| (id, key.as_slice())));
-            }
-        }
-        self.truth.documents(&self.producer, all.into_iter(), end)
+        let keys = keys(ids, transactions);
+        let keys = keys.iter().map(|(id, key)| (*id, key.as_slice()));
+        self.truth.documents(&self.producer, keys, end)
+    }
+
+    /// Every document as the active copies have it.
+    pub(crate) fn contents(&self) -> BTreeMap<(u32, Vec<u8>), Document> {
+        let of = |key: (u32, Vec<u8>)| {
+            let document = self.producer.get_from(CollectionId(key.0), &key.1)?;
+            Some((key, document))
+        };
+        keys(&self.live(|_| true), true).into_iter().filter_map(of).collect()
     }
 
     /// The branch each vBucket is on.
