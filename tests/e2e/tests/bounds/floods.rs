@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch, TableOptions, TableSchema};
 use dcp_consumer::{ChangeStream, Client, ConnectOptions, Credentials, End, Start};
 use dcp_e2e::options;
@@ -13,7 +12,7 @@ use dcp_producer::{Producer, ProducerOptions};
 use dcp_test::packet::Packet;
 use dcp_wire::message::{
     BufferAck, Deletion, Mutation, SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamAddress,
-    StreamEnd, StreamEndReason, SystemEvent, SystemEventId,
+    StreamEnd, StreamEndReason, SystemEvent, SystemEventId, encode_vb_seqnos,
 };
 use dcp_wire::{Cas, Datatype, Frame, Magic, Opcode, RevSeqno, Seqno, Status, snappy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -285,18 +284,19 @@ fn put(frame: Frame<'_>, out: &mut Vec<u8>) {
 
 /// Floods a client until its connection is closed.
 async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<()> {
-    let Taken { client, mut streams, mut map } = taken;
+    let Taken { client, mut input, mut streams, mut map } = taken;
     // As large as maps get, and still one.
     map.resize(map.len().max(100_000), b' ');
     let (mut from_client, mut to_client) = client.into_split();
-    let (mut input, mut out, mut written) = (BytesMut::with_capacity(64 << 10), Vec::new(), 0);
-    let mut unacknowledged = 0;
+    input.reserve(64 << 10);
+    let (mut out, mut written, mut unacknowledged, mut largest) = (Vec::new(), 0, 0, 0);
     loop {
         if written == out.len() {
             (written, unacknowledged) = (0, unacknowledged + out.len());
             out.clear();
-            if !flood.honours_window() || unacknowledged < WINDOW as usize {
+            if !flood.honours_window() || unacknowledged + largest <= WINDOW as usize {
                 flood.send(&mut streams, &map, &mut out);
+                largest = largest.max(out.len());
             }
         }
         tokio::select! {
@@ -312,12 +312,21 @@ async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<(
                         flood.answer(&mut stream, &mut out);
                         streams.retain(|open| open.vbid != stream.vbid);
                         streams.push(stream);
+                    } else if frame.header.opcode == Opcode::GET_ALL_VB_SEQNOS {
+                        // Otherwise the client takes the node for dead after a while.
+                        let mut seqnos = Vec::new();
+                        let each = streams.iter().map(|open| (open.vbid, Seqno(open.seqno)));
+                        encode_vb_seqnos(each, &mut seqnos);
+                        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+                        let opaque = frame.header.opaque;
+                        put(answer.with_opaque(opaque).with_value(&seqnos), &mut out);
                     }
                 }
             }
             len = to_client.write(&out[written..]), if written < out.len() => {
-                written += len?;
-                sent.fetch_add(out.len(), Ordering::Relaxed);
+                let len = len?;
+                written += len;
+                sent.fetch_add(len, Ordering::Relaxed);
             }
         }
     }
@@ -403,7 +412,9 @@ async fn flood(flood: Flood, reader: Reader) -> Outcome {
                     sleep(Duration::from_secs(1)).await;
                 }
             };
-            measured(&tap, &sent, timeout(Duration::from_secs(seconds), read)).await
+            let outcome = measured(&tap, &sent, timeout(Duration::from_secs(seconds), read)).await;
+            assert_eq!(stream.stats().reconnects, 0, "the server keeps to its window");
+            outcome
         }
         Reader::IsGone => {
             let gone = async {

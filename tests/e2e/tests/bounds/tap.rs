@@ -7,6 +7,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::BytesMut;
 use dcp_consumer::{Dial, Dialing, Transport};
 use dcp_proto::topology::Address;
 use dcp_test::peer::Peer;
@@ -36,6 +37,8 @@ impl Open {
 /// A connection of a client whose server's part is to be taken over.
 pub(crate) struct Taken {
     pub(crate) client: TcpStream,
+    /// What the client has sent and nobody has read.
+    pub(crate) input: BytesMut,
     pub(crate) streams: Vec<Open>,
     /// The cluster map that the server told.
     pub(crate) map: Vec<u8>,
@@ -96,7 +99,7 @@ impl Tap {
         let mut start = self.start.subscribe();
         loop {
             if is_dcp && answered >= self.streams && *start.borrow_and_update() {
-                return Ok(Taken { client: client.io, streams, map });
+                return Ok(Taken { client: client.io, input: client.input, streams, map });
             }
             tokio::select! {
                 packet = client.next() => {
