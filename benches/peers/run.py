@@ -426,7 +426,7 @@ def measure_options(
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; {chosen.changes:,} JSON "
         f"documents of 256 B with five fields, keys of 19 B in {VBUCKETS} vBuckets, window 8 MiB, "
-        f"from a source that writes as a node does; dcp_rs in Python, start-up of 0.12 s included "
+        f"from a source that writes as a node does; dcp_rs in Python, start-up included "
         f'in processor time; `make bench-peers ARGS="--only options"`. {machine}; load at the '
         f"end: {load}."
     )
