@@ -331,6 +331,8 @@ fn the_network_is_the_one_that_names_the_first_connection() {
     assert_eq!(network("lb1", 32001), Network::External);
     assert_eq!(network("lb1", 33001), Network::External);
     assert_eq!(network("balancer", 1), Network::External, "unknown name: meant for outsiders");
+    assert_eq!(network("balancer", 11210), Network::External, "the usual port of an unknown name");
+    assert_eq!(network("n0", 32000), Network::External, "a forwarded port");
     let fixed = NetworkSelection::Fixed(Network::Default);
     assert_eq!(fixed.network(config.nodes(), &Address::new("lb1", 32001)), Network::Default);
     let plain = parse(&self::config()).unwrap();

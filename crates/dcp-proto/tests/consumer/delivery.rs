@@ -222,6 +222,17 @@ fn rule_10_a_clamped_out_of_order_snapshot_delivers_what_lies_below() {
 }
 
 #[test]
+fn each_change_out_of_order_names_the_branch_it_was_written_on() {
+    let mut server = Harness::new(config());
+    server.open(StreamPosition::new(Position::EARLIEST));
+    server.accept(&[(2, 5), (1, 0)]);
+    server.oso(OsoSnapshot::Start).mutations([8, 3, 6, 5]).play();
+    let documents = server.sink.documents.iter();
+    let branches: Vec<_> = documents.map(|each| (each.seqno, each.vbuuid)).collect();
+    assert_eq!(branches, [(8, 2), (3, 1), (6, 2), (5, 1)]);
+}
+
+#[test]
 fn rule_10_a_clamped_stream_takes_what_is_right_at_its_end() {
     for (at, delivered, manifest) in [
         (Harness::system_event as fn(&mut Harness, u64, u64) -> &mut Harness, vec![4, 5], 3),

@@ -256,6 +256,19 @@ fn what_the_server_says_about_a_refusal_is_passed_on() {
 }
 
 #[test]
+fn a_configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
+    for (len, is_read) in [(MAX_CONFIG_LEN, true), (MAX_BODY_LEN + 1, false)] {
+        let mut config_json = CONFIG.to_vec();
+        config_json.resize(len, b' ');
+        let config_json = Box::leak(config_json.into_boxed_slice());
+        let (opcode, status) = (Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS);
+        let mut server = Login::answering(opcode, status, config_json);
+        let done = run(&mut server, &mut Bootstrap::new(config()).unwrap());
+        assert_eq!(done.is_ok(), is_read, "{len} bytes: {done:?}");
+    }
+}
+
+#[test]
 fn an_unusable_configuration_is_an_error() {
     let mut server = Login::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, b"{");
     assert!(matches!(
