@@ -15,6 +15,7 @@
 //! * what was delivered as persisted is not taken back by a copy that was there ([`truth`]);
 //! * an end that is not clamped is the end of a snapshot, a clamped one has nothing above it;
 //! * no outage ends a stream that has time to wait, nor does a password that is changed;
+//! * replicas have every document once nothing is broken any more ([`run`]);
 //! * buffers stay within their bounds, and flow control's accounts agree to the byte ([`packets`]).
 //!
 //! `DCP_SIM_WORLDS` is how many worlds are run (500 unless given), `DCP_SIM_SEED` runs that one,

@@ -21,10 +21,10 @@ impl Run {
     /// Disturbs replication between two groups of nodes for a while.
     pub(crate) fn disturb_replication(&self, kind: Kind, rng: &mut StdRng) -> String {
         let mut nodes: Vec<usize> = (0..NODES).collect();
-        // One that has copies is apart from others that have some.
-        let there = self.shared.world.borrow().producer.num_nodes().max(2);
-        nodes[..there].shuffle(rng);
-        let others = nodes.split_off(rng.random_range(1..there));
+        // Each group has a node of the cluster as it is now.
+        let members = self.shared.world.borrow().producer.num_nodes().max(2);
+        nodes[..members].shuffle(rng);
+        let others = nodes.split_off(rng.random_range(1..members));
         let mut condition = Condition::between([nodes.clone(), others]);
         let one_way = rng.random_bool(0.5);
         if one_way {
@@ -50,9 +50,9 @@ impl Run {
         let rule = Rule::new(condition, reaction);
         let told = format!("{rule:?} for {lasts:?}");
         let mut world = self.shared.world.borrow_mut();
-        let others = world.producer.fault_counts().len();
+        let index = world.producer.fault_counts().len();
         world.add_rules(vec![rule], lasts);
-        let met = world.producer.fault_counts().get(others).copied().unwrap_or_default();
+        let met = world.producer.fault_counts().get(index).copied().unwrap_or_default();
         self.shared.count(format!("{kind:?} of a connection: {}", met > 0));
         format!("{told}, {met} connections")
     }

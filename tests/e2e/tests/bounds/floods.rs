@@ -294,6 +294,7 @@ async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<(
         if written == out.len() {
             (written, unacknowledged) = (0, unacknowledged + out.len());
             out.clear();
+            // A burst has to fit what is left of the window: clients leave a server that exceeds it.
             if !flood.honours_window() || unacknowledged + largest <= WINDOW as usize {
                 flood.send(&mut streams, &map, &mut out);
                 largest = largest.max(out.len());
@@ -313,7 +314,7 @@ async fn run(flood: Flood, taken: Taken, sent: Arc<AtomicUsize>) -> io::Result<(
                         streams.retain(|open| open.vbid != stream.vbid);
                         streams.push(stream);
                     } else if frame.header.opcode == Opcode::GET_ALL_VB_SEQNOS {
-                        // Otherwise the client takes the node for dead after a while.
+                        // Asked now and then, for the lag.
                         let mut seqnos = Vec::new();
                         let each = streams.iter().map(|open| (open.vbid, Seqno(open.seqno)));
                         encode_vb_seqnos(each, &mut seqnos);

@@ -257,14 +257,20 @@ fn what_the_server_says_about_a_refusal_is_passed_on() {
 
 #[test]
 fn a_configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
-    for (len, is_read) in [(MAX_CONFIG_LEN, true), (MAX_BODY_LEN + 1, false)] {
+    for len in [MAX_CONFIG_LEN, MAX_BODY_LEN + 1] {
         let mut config_json = CONFIG.to_vec();
         config_json.resize(len, b' ');
         let config_json = Box::leak(config_json.into_boxed_slice());
         let (opcode, status) = (Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS);
         let mut server = Login::answering(opcode, status, config_json);
         let done = run(&mut server, &mut Bootstrap::new(config()).unwrap());
-        assert_eq!(done.is_ok(), is_read, "{len} bytes: {done:?}");
+        if len == MAX_CONFIG_LEN {
+            assert!(done.is_ok(), "{done:?}");
+        } else {
+            let [len, max] = [len, MAX_BODY_LEN].map(|len| u32::try_from(len).unwrap());
+            let too_large = DecodeError::FrameTooLarge { len, max };
+            assert_eq!(done.unwrap_err(), BootstrapError::Decode(too_large));
+        }
     }
 }
 
