@@ -91,7 +91,9 @@ impl DurableWrites {
         }
     }
 
+    /// A backfill may show the end of a write whose prepare it leaves out.
     fn complete(&mut self, completion: Completion) {
+        self.high_prepared = self.high_prepared.max(completion.prepared);
         if self.completions.len() >= MAX_COMPLETIONS {
             self.completions.drain(..MAX_COMPLETIONS / 2);
         }
@@ -144,7 +146,6 @@ impl DurableWrites {
     /// aborted; the data do not say which.
     pub(super) fn catch_up(&mut self, completed: Seqno, end: Seqno) {
         if completed > self.high_completed(Seqno::MAX) {
-            self.high_prepared = self.high_prepared.max(completed);
             self.complete(Completion { at: end, prepared: completed, is_commit: false });
         }
         self.outstanding.retain(|&prepared, _| prepared > completed);

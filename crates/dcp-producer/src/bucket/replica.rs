@@ -58,6 +58,10 @@ impl VBucket {
     /// Starts receiving a snapshot.
     pub(crate) fn begin_snapshot(&mut self, marker: &SnapshotMarker) {
         let SnapshotMarker { start_seqno: start, end_seqno: end, flags, .. } = *marker;
+        // The rest of one from disk may arrive in another snapshot, after the connection was cut.
+        if self.from_disk.is_some() {
+            self.leave_to_disk();
+        }
         self.snapshot = Snapshot { start, end };
         self.is_thinned = false;
         self.from_disk = flags.contains(SnapshotFlags::DISK).then_some(*marker);

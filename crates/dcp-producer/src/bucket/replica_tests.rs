@@ -277,6 +277,38 @@ fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
     }
 }
 
+/// A snapshot from disk contains the abort of a write without its prepare.
+#[test]
+fn a_replica_that_goes_back_before_an_abort_forgets_it() {
+    use Step::{CleanRestart, Complete, Lag, Prepare, RollBack, Set};
+    let bucket = three_copies();
+    for step in [Lag(1, 3), Set(0), Prepare(1), Complete(false), Set(2), CleanRestart, Lag(1, 0)] {
+        apply(&bucket, step);
+    }
+    let completed = || bucket.lock_on(1, VB).unwrap().durable.high_completed(Seqno::MAX);
+    assert_eq!(completed(), Seqno(2));
+    apply(&bucket, RollBack);
+    assert_eq!(bucket.lock(VB).unwrap().high_seqno, Seqno(2));
+    assert_eq!(completed(), Seqno::ZERO);
+    check_caught_up(&bucket);
+}
+
+/// The rest of a snapshot from disk arrives from the next active copy's memory, after some of it
+/// was purged.
+#[test]
+fn a_replica_that_received_half_of_a_snapshot_from_disk_can_feed_others() {
+    use Step::{CleanRestart, Failover, Hold, Lag, Purge, Remove, Set};
+    let bucket = three_copies();
+    for step in [Lag(2, 2), Set(3), Remove(3), Set(0), Purge, Hold(2, true), Set(3)] {
+        apply(&bucket, step);
+    }
+    for step in [CleanRestart, Set(0), Failover(false), Failover(true)] {
+        apply(&bucket, step);
+    }
+    assert_eq!(bucket.chains(), [[2, 0, 1]]);
+    check_caught_up(&bucket);
+}
+
 /// A replica that lacks the prepare of a committed write cannot take the vBucket over. It starts over
 /// when the next stream is requested.
 #[test]
