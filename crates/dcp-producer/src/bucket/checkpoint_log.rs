@@ -141,16 +141,18 @@ impl CheckpointLog {
     }
 
     /// Adds a change above all others, which replaces `replaced`. A change that replaces an event
-    /// of a collection or scope begins a new checkpoint, so that streams see both.
-    pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>) {
+    /// of a collection or scope begins a new checkpoint, so that streams see both. No checkpoint
+    /// ends before a change that `is_inside` a snapshot: the versions that the snapshot leaves out
+    /// are missing there.
+    pub(crate) fn push(&mut self, item: Arc<Item>, replaced: Option<Seqno>, is_inside: bool) {
         debug_assert!(item.seqno.0 >= self.open.end(), "seqnos ascend");
-        if self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES {
+        let is_full =
+            self.open.len >= MAX_CHECKPOINT_ITEMS || self.open.bytes >= MAX_CHECKPOINT_BYTES;
+        let keeps = replaced.is_some_and(|replaced| self.must_keep(replaced, &item));
+        if (is_full || keeps) && !is_inside {
             self.close_open();
         }
-        if replaced.is_some_and(|replaced| self.must_keep(replaced, &item)) {
-            self.close_open();
-        }
-        if let Some(index) = replaced.and_then(|replaced| self.open.index(replaced)) {
+        if let Some(index) = replaced.filter(|_| !keeps).and_then(|it| self.open.index(it)) {
             self.open.clear(index);
         }
         self.open.bytes += item.key.len() + item.value.len();

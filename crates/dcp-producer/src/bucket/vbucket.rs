@@ -217,13 +217,13 @@ impl VBucket {
 
     /// Makes `item`, whose seqno is above all others, the newest version.
     pub(super) fn take_in(&mut self, item: Arc<Item>) {
-        let seqno = item.seqno;
+        let (seqno, is_inside) = (item.seqno, self.is_inside_snapshot());
         self.high_seqno = seqno;
         self.note_deletion(&item);
         let dropped = self.collections.note(&item);
         self.durable.note(&item);
         let replaced = self.make_newest(newest_version(&item));
-        self.checkpoints.push(item, replaced);
+        self.checkpoints.push(item, replaced, is_inside);
         if let Some(dropped) = dropped {
             self.drop_documents(dropped, seqno);
         }
@@ -402,7 +402,9 @@ impl VBucket {
     /// Persists everything and evicts it from memory, so that a stream from 0 is read from disk.
     pub(crate) fn persist_and_evict(&mut self) {
         self.persist();
-        self.checkpoints.close_open();
+        if !self.is_inside_snapshot() {
+            self.checkpoints.close_open();
+        }
         self.checkpoints.drop_persisted(self.persisted_seqno, Seqno::MAX, Seqno::MAX, 0);
         self.checkpoints.begin_as_after_restart();
     }
@@ -446,6 +448,12 @@ impl VBucket {
         // In the data folder, another copy may still be the active one.
         self.disk.begin_generation();
         self.storing.begin_anew();
+    }
+
+    /// Whether a replica may have received only a part of a snapshot.
+    fn is_inside_snapshot(&self) -> bool {
+        let Snapshot { start, end } = self.snapshot;
+        self.state != VBucketState::Active && start <= self.high_seqno && self.high_seqno < end
     }
 
     /// Seqno up to which the history is certainly the one that other nodes have seen: the end of
