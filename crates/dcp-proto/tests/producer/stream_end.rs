@@ -264,6 +264,25 @@ fn sr_65_and_sm_34_what_belongs_to_the_other_role_ends_the_connection() {
 }
 
 #[test]
+fn a_malformed_message_of_a_producer_is_refused() {
+    for opcode in [
+        Opcode::DCP_MUTATION,
+        Opcode::DCP_DELETION,
+        Opcode::DCP_EXPIRATION,
+        Opcode::DCP_SNAPSHOT_MARKER,
+        Opcode::DCP_STREAM_END,
+        Opcode::DCP_SYSTEM_EVENT,
+        Opcode::DCP_SEQNO_ADVANCED,
+        Opcode::DCP_OSO_SNAPSHOT,
+    ] {
+        let mut packet = Vec::new();
+        Frame::request(opcode).with_extras(&[0]).encode(&mut packet).unwrap();
+        let mut client = Client::open(Bucket::with(VBucket::new()), LEGACY);
+        assert_eq!(client.status(&packet), Status::EINVAL, "{opcode}");
+    }
+}
+
+#[test]
 fn se_40_a_closed_connection_has_no_name_and_no_streams() {
     let mut client = streaming(&[]);
     assert_eq!(client.connection.name(), Some(&b"test"[..]));

@@ -314,6 +314,14 @@ fn a_server_without_collections_is_asked_for_nothing_that_needs_them() {
     assert!(outcome.manifest.is_none());
     assert!(!server.seen.iter().any(|seen| seen.frame().key == b"max_marker_version"));
 
+    // Nothing is missing that was agreed on, so the refusal is told as it is.
+    let mut refusing = Login {
+        features: Some(vec![Feature::XERROR]),
+        ..Login::answering(Opcode::SELECT_BUCKET, Status::NOT_SUPPORTED, b"")
+    };
+    let error = failure(&mut refusing, config());
+    assert_eq!(error.status(), Some(Status::NOT_SUPPORTED), "{error}");
+
     let mut strict = config();
     strict.required_features.push(Feature::COLLECTIONS);
     assert_eq!(failure(&mut server, strict), BootstrapError::FeatureMissing(Feature::COLLECTIONS));
