@@ -351,7 +351,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--connection-string", help="read from this server instead of a source")
     parser.add_argument("--bucket", default="default")
     parser.add_argument("--username", default="Administrator")
-    return parser.parse_args()
+    chosen = parser.parse_args()
+    # Clients differ in whether they request an empty vBucket, so a relay could not tell whether
+    # every stream came from memory.
+    relayed = chosen.only != "embedded" and not chosen.connection_string
+    if relayed and chosen.changes < 2 * VBUCKETS:
+        parser.error(f"--changes: at least {2 * VBUCKETS:,}, two for each vBucket")
+    return chosen
 
 
 def real_server(chosen: argparse.Namespace) -> dict:
