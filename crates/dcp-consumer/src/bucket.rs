@@ -118,9 +118,14 @@ impl Bucket {
         Arc::clone(&self.state().manifest)
     }
 
+    /// Whether a map is that of this bucket, not of another one of the name.
+    fn is_own(&self, config: &BucketConfig) -> bool {
+        config.uuid() == self.uuid && config.num_vbuckets() == self.num_vbuckets
+    }
+
     /// Applies a map if it is newer.
     pub(crate) fn apply(&self, config: BucketConfig) {
-        if config.uuid() != self.uuid || config.num_vbuckets() != self.num_vbuckets {
+        if !self.is_own(&config) {
             // A node that lags may still send the map of the previous bucket.
             if config.is_newer_than(&self.config()) {
                 self.replaced.store(true, Ordering::Relaxed);
@@ -236,7 +241,7 @@ impl Bucket {
         if opening.is_some() {
             self.has_opened_dcp.store(true, Ordering::Relaxed);
         }
-        self.learn(&connected.outcome)?;
+        self.learn(&connected)?;
         Ok(connected)
     }
 
@@ -267,7 +272,7 @@ impl Bucket {
         let map = BucketConfig::parse(&map, &address.host).map_err(|error| {
             Error::new(ErrorKind::Protocol, "a cluster map cannot be used").with_source(error)
         })?;
-        self.apply(map);
+        self.adopt(map, address)?;
         if outcome.manifest.is_some()
             && let Some(manifest) = requests::manifest(socket, leftover).await?
         {
@@ -302,12 +307,32 @@ impl Bucket {
         }
         self.check_identity()?;
         let connected = self.connector.connect_any().await?;
-        self.learn(&connected.outcome)
+        self.learn(&connected)
     }
 
-    fn learn(&self, outcome: &BootstrapOutcome) -> Result<(), Error> {
+    /// Applies the map of a node that was connected to.
+    ///
+    /// # Errors
+    /// [`ErrorKind::BucketNotFound`] if the node has another bucket of the name, whose changes must
+    /// not be taken for those of this one. If its map is older, that may be temporary: the node
+    /// lags; or its cluster was set up anew, where revisions start over.
+    fn adopt(&self, config: BucketConfig, from: &Address) -> Result<(), Error> {
+        let other = (!self.is_own(&config)).then(|| config.uuid().to_owned());
+        self.apply(config);
+        self.check_identity()?;
+        let Some(other) = other else { return Ok(()) };
+        let message = format!(
+            "{from} has another bucket '{}' than the client was connected to (uuid {other}, not \
+             {}): if the cluster was set up anew, connect again, and start without a checkpoint",
+            self.name, self.uuid
+        );
+        Err(Error::new(ErrorKind::BucketNotFound, message))
+    }
+
+    fn learn(&self, connected: &Connected) -> Result<(), Error> {
+        let Connected { outcome, address, .. } = connected;
         if let Some(config) = outcome.config.bucket() {
-            self.apply(config.clone());
+            self.adopt(config.clone(), address)?;
         }
         if let Some(manifest) = &outcome.manifest {
             self.learn_manifest(manifest.clone());
@@ -390,8 +415,13 @@ mod tests {
 
     /// A node whose map is of this version and has the vBuckets on `port`; ends when aborted.
     async fn node(epoch: i64, rev: i64, port: u16) -> (SocketAddr, AbortHandle) {
+        node_of("ab", epoch, rev, port).await
+    }
+
+    /// The same for the bucket with this UUID.
+    async fn node_of(uuid: &str, epoch: i64, rev: i64, port: u16) -> (SocketAddr, AbortHandle) {
         let map = format!(
-            r#"{{"rev":{rev},"revEpoch":{epoch},"name":"default","uuid":"ab","nodesExt":[],
+            r#"{{"rev":{rev},"revEpoch":{epoch},"name":"default","uuid":"{uuid}","nodesExt":[],
             "vBucketServerMap":{{"serverList":["127.0.0.1:{port}"],"vBucketMap":[[0],[0]]}}}}"#
         );
         let map: &'static [u8] = Vec::leak(map.into_bytes());
@@ -416,6 +446,20 @@ mod tests {
         (address, serving.abort_handle())
     }
 
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    fn address(at: SocketAddr) -> Address {
+        Address::new(at.ip().to_string(), at.port())
+    }
+
+    async fn open(seeds: &str) -> Bucket {
+        let options = ConnectOptions::new(format!("couchbase://{seeds}"))
+            .with_bucket("default")
+            .with_credentials(Credentials::new(USERNAME, PASSWORD))
+            .with_connect_timeout(LIMIT);
+        Bucket::connect(Connector::new(options).unwrap()).await.unwrap()
+    }
+
     fn rev(bucket: &Bucket) -> (i64, i64) {
         let config = bucket.config();
         (config.revision().epoch, config.revision().rev)
@@ -426,16 +470,9 @@ mod tests {
         // The vBuckets are where nobody listens, so that the seeds are asked for another map.
         let (isolated, _isolated) = node(1, 900, 1).await;
         let (current, current_serves) = node(2, 3, 1).await;
-        let seeds = format!("couchbase://{current},{isolated}");
-        let options = ConnectOptions::new(seeds)
-            .with_bucket("default")
-            .with_credentials(Credentials::new(USERNAME, PASSWORD))
-            .with_connect_timeout(Duration::from_secs(5));
-        let bucket = Bucket::connect(Connector::new(options).unwrap()).await.unwrap();
+        let bucket = open(&format!("{current},{isolated}")).await;
         assert_eq!(rev(&bucket), (2, 3));
-        let address = |at: SocketAddr| Address::new(at.ip().to_string(), at.port());
-        let limit = Duration::from_secs(5);
-        bucket.connect_to(&address(isolated), None, limit).await.unwrap();
+        bucket.connect_to(&address(isolated), None, LIMIT).await.unwrap();
         assert_eq!(rev(&bucket), (2, 3), "a larger rev of an older epoch");
 
         let bucket = Arc::new(bucket);
@@ -444,7 +481,25 @@ mod tests {
         assert_eq!(rev(&bucket), (2, 3), "after everything was lost, from the other seed");
 
         let (newer, _newer) = node(3, 1, 1).await;
-        bucket.connect_to(&address(newer), None, limit).await.unwrap();
+        bucket.connect_to(&address(newer), None, LIMIT).await.unwrap();
         assert_eq!(rev(&bucket), (3, 1), "a newer one is");
+    }
+
+    #[tokio::test]
+    async fn a_node_with_another_bucket_of_the_name_is_not_used_however_old_its_map_is() {
+        let (known, _known) = node_of("ab", 1, 900, 1).await;
+        let bucket = open(&known.to_string()).await;
+        // Of a cluster that was set up again at the old addresses, or of a node that lags.
+        let (other, _other) = node_of("cd", 1, 3, 1).await;
+        let error = bucket.connect_to(&address(other), None, LIMIT).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::BucketNotFound);
+        for part in [&other.to_string(), "'default'", "cd", "ab"] {
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        assert!(bucket.may_pass(&error), "the node may only lag");
+        bucket.check_identity().unwrap();
+        let (newer, _newer) = node_of("cd", 1, 901, 1).await;
+        let error = bucket.connect_to(&address(newer), None, LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("was recreated") && !bucket.may_pass(&error));
     }
 }
