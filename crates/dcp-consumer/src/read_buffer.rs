@@ -5,7 +5,7 @@ use dcp_wire::{DecodeError, Frame};
 
 /// Size of the buffer. Reads below 64 KiB cost throughput on loopback, above 256 KiB they gain
 /// nothing; twice that leaves room for a full read after the rest of the last packet.
-const SIZE: usize = 512 * 1024;
+pub(crate) const SIZE: usize = 512 * 1024;
 
 /// Minimum room for a read.
 pub(crate) const MIN_READ: usize = 256 * 1024;

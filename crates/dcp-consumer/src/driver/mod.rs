@@ -27,7 +27,7 @@ use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
 use crate::persistence::PersistedTo;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
-use crate::read_buffer::{MIN_READ, ReadBuffer};
+use crate::read_buffer::{MIN_READ, ReadBuffer, SIZE};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
 
@@ -374,12 +374,13 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         Ok(())
     }
 
-    /// Remaining room of the open batch.
+    /// Remaining room of the open batch, but no more than a read gives, even of a window of persisted
+    /// changes: compressed ones take many times as much in the sink, which shows only afterwards.
     fn limit(&self) -> Limit {
         let Driver { sink, policy, .. } = &self.driver;
         Limit {
             rows: policy.max_rows.saturating_sub(sink.rows()).max(1),
-            bytes: policy.max_bytes.saturating_sub(sink.size_bytes()).max(1),
+            bytes: policy.max_bytes.saturating_sub(sink.size_bytes()).clamp(1, SIZE),
         }
     }
 

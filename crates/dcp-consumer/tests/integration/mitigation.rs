@@ -8,7 +8,8 @@ use dcp_consumer::{
     ChangeStream, Client, End, ErrorKind, Filter, Start, StreamEvent, StreamOptions,
 };
 use dcp_producer::{Producer, WriteOptions};
-use dcp_wire::{Seqno, Vbid};
+use dcp_proto::{BatchSink, Change, ChangeSink, Rollback, SinkError};
+use dcp_wire::{Datatype, MAX_BODY_LEN, Seqno, Vbid, snappy};
 use tokio::time::{sleep, timeout};
 
 use crate::embedded::{PATIENCE, cluster_options, connect, options, read_all, row, take, write};
@@ -381,6 +382,73 @@ async fn rule_11_a_read_of_nothing_below_its_end_waits_for_what_replaced_it() {
     producer.failover(0, false).unwrap();
     let rows = read_all(&mut stream).await;
     assert_eq!(row(rows.last().unwrap().clone()).seqno, end);
+}
+
+/// Counts rows and what they take once their values are inflated, as columns do.
+#[derive(Default)]
+struct Inflated(usize, usize);
+
+impl ChangeSink for Inflated {
+    fn change(&mut self, change: &Change<'_>) -> Result<(), SinkError> {
+        self.0 += 1;
+        self.1 += match change.datatype.contains(Datatype::SNAPPY) {
+            true => snappy::decompressed_len(change.value, MAX_BODY_LEN).unwrap(),
+            false => change.value.len(),
+        };
+        Ok(())
+    }
+
+    fn rollback(&mut self, _: &Rollback) -> Result<(), SinkError> {
+        Ok(())
+    }
+}
+
+impl BatchSink for Inflated {
+    type Batch = usize;
+
+    fn rows(&self) -> usize {
+        self.0
+    }
+
+    fn size_bytes(&self) -> usize {
+        self.1
+    }
+
+    fn take_batch(&mut self) -> Result<usize, SinkError> {
+        Ok(std::mem::take(self).1)
+    }
+}
+
+#[tokio::test]
+async fn compressed_changes_that_waited_do_not_overflow_a_batch() {
+    const DOCUMENTS: usize = 80;
+    const LEN: usize = 1 << 20;
+    let producer = cluster(2, 1, 1).await;
+    producer.set_replica_lag(VB, 1, None).unwrap();
+    for key in 0..DOCUMENTS {
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), vec![b' '; LEN].into(), WriteOptions::default()).unwrap();
+    }
+    let client = connect(&producer).await;
+    let options = with(persisted_only(Start::Earliest, End::Now), |o| o.compressed = true);
+    let most = options.batch.max_bytes;
+    let mut stream = client.stream(options, Inflated::default).await.unwrap();
+    let wait = async {
+        while stream.stats().unpersisted_rows != DOCUMENTS as u64 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, wait).await.unwrap();
+    producer.set_replica_lag(VB, 1, Some(0)).unwrap();
+    producer.persist();
+    let mut rows = 0;
+    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.unwrap() {
+        let delivered = delivered.unwrap();
+        rows += delivered.rows;
+        // As for changes that arrive: what a read gives at once, inflated.
+        assert!(delivered.batch <= most + 16 * LEN, "{} bytes in a batch", delivered.batch);
+    }
+    assert_eq!(rows, DOCUMENTS);
 }
 
 #[tokio::test]
