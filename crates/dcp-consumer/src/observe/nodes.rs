@@ -8,7 +8,7 @@ use std::time::Duration;
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::topology::Address;
 use dcp_proto::{FailoverLog, Position};
-use dcp_wire::message::ObservedSeqno;
+use dcp_wire::message::{Control, ObservedSeqno};
 use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -135,7 +135,9 @@ impl Question for Resumption {
         let asked: Vec<_> = vbids.iter().filter_map(asked).collect();
         let filter =
             if connected.outcome.manifest.is_some() { &self.filter } else { &StreamFilter::All };
-        requests::rollbacks(&mut connected.socket, &mut connected.leftover, &asked, filter).await
+        let purge_seqnos = connected.outcome.has_control(Control::MAX_MARKER_VERSION);
+        let Connected { socket, leftover, .. } = connected;
+        requests::rollbacks(socket, leftover, &asked, filter, purge_seqnos).await
     }
 }
 

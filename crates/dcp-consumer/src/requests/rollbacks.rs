@@ -16,20 +16,30 @@ use crate::Error;
 /// or the seqno that it rolls back to. Only on a connection with DCP opened.
 ///
 /// A stream that ends where it starts is accepted or rolled back like any other, and ends at once.
-/// A vBucket that has moved meanwhile is left out.
+/// A vBucket that has moved meanwhile is left out. `purge_seqnos` says whether the server accepts
+/// those of the positions, as it does from a stream that resumes there.
 pub(crate) async fn rollbacks<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
     asked: &[(Vbid, &Position)],
     filter: &StreamFilter,
+    purge_seqnos: bool,
 ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    let value = filter.member().map(|(name, value)| format!("{{\"{name}\":{value}}}"));
+    let member = filter.member().map(|(name, value)| format!("\"{name}\":{value}"));
     let mut out = BytesMut::new();
     for &(vbid, position) in asked {
         let snapshot = position.request_snapshot();
+        let purge_seqno = (purge_seqnos && position.purge_seqno != Seqno::ZERO)
+            .then(|| format!("\"purge_seqno\":\"{}\"", position.purge_seqno));
+        let members: Vec<&str> = member.iter().chain(&purge_seqno).map(String::as_str).collect();
+        // Servers refuse an object without known members.
+        let value = match members.is_empty() {
+            true => String::new(),
+            false => format!("{{{}}}", members.join(",")),
+        };
         let request = StreamRequest {
             vbid,
             opaque: Opaque(vbid.0.into()),
@@ -39,7 +49,7 @@ where
             vbuuid: position.vbuuid(),
             snapshot_start: snapshot.start,
             snapshot_end: snapshot.end,
-            value: value.as_deref().unwrap_or_default().as_bytes(),
+            value: value.as_bytes(),
         };
         request.encode(&mut out).map_err(unencodable)?;
     }

@@ -140,6 +140,36 @@ async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_o
 }
 
 #[tokio::test]
+async fn a_checkpoint_inside_a_snapshot_that_tells_its_purge_seqno_is_read_on() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..10);
+    for key in own_keys(8..10) {
+        producer.remove(key.as_bytes(), WriteOptions::default()).unwrap();
+    }
+    write(&producer, 10..15);
+    producer.persist();
+    producer.purge(VB, Seqno(12)).unwrap();
+    let client = connect(&producer).await;
+    let options = with(options(StreamStart::Earliest, End::Now), |o| o.batch.max_rows = 3);
+    let mut stream = client.stream(options.clone(), Rows::default).await.unwrap();
+    let given = stream.next().await.unwrap().unwrap().checkpoint;
+    let position = given.position(VB).unwrap();
+    assert_eq!((position.seqno, position.purge_seqno), (Seqno(3), Seqno(12)));
+    drop(stream);
+    // The server resumes below its purge seqno: nothing was purged since.
+    let options = with(options, |o| o.start = StreamStart::Checkpoint(given.clone()));
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let wanted: Vec<String> = read_all(&mut stream).await.iter().map(described).collect();
+    assert_eq!(wanted.first().map(String::as_str), Some("4"));
+    for limits in [last(), followed()] {
+        let mut planner = planner(&producer).await;
+        let start = planner.start_at(given.clone());
+        let (items, _) = batch(&producer, &mut planner, &start, &limits).await.unwrap();
+        assert_eq!(items, wanted, "{limits:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_checkpoint_of_another_bucket_is_refused() {
     let (one, other) = (producer(1, 4).await, producer(1, 4).await);
     write(&one, 0..3);
