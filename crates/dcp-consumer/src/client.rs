@@ -224,8 +224,7 @@ impl Client {
                     }
                     let was_there = position.seqno >= end || self.bucket.has_seen(vbid, end);
                     let kind = match was_there {
-                        // An end that must exist is never replaced by a lower one.
-                        _ if options.end_exists => EndKind::Awaited,
+                        _ if options.end_exists => EndKind::Required,
                         _ if high >= end => EndKind::Seen,
                         true => EndKind::Latest,
                         false => EndKind::Awaited,

@@ -125,6 +125,33 @@ async fn a_finite_stream_does_not_wait_for_what_a_failover_lost() {
 }
 
 #[tokio::test]
+async fn a_read_whose_end_must_exist_never_ends_at_a_lower_one() {
+    let producer = producer(1, 1).await;
+    let stream = three_snapshots(&producer, OnRollback::Emit).await;
+    let start = Start::Checkpoint(stream.checkpoint());
+    drop(stream);
+    write(&producer, 30..40);
+    refuse_streams(&producer);
+    let client = connect(&producer).await;
+    let end = End::At([(Vbid(0), Seqno(40))].into());
+    let options = with(options(start, end), |options| options.end_exists = true);
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    producer.roll_back(Vbid(0), Seqno(25)).unwrap();
+    producer.set_faults(Vec::new()).unwrap();
+    let mut items = Vec::new();
+    let error = loop {
+        match timeout(PATIENCE, stream.next()).await.unwrap() {
+            Some(Ok(delivered)) => items.extend(delivered.batch),
+            Some(Err(error)) => break error,
+            None => panic!("complete with {items:?}"),
+        }
+    };
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));
+    assert!(error.to_string().contains("seqno 40, no longer exists"), "{error}");
+    assert_eq!((rollback(&items[0]).seqno, items.len()), (Seqno(20), 6), "all there is");
+}
+
+#[tokio::test]
 async fn a_read_from_the_beginning_does_not_wait_for_what_was_lost_before_it_was_opened() {
     for end in [End::Now, End::At([(Vbid(0), Seqno(30))].into())] {
         let producer = producer(1, 1).await;

@@ -38,6 +38,9 @@ pub enum EndKind {
     /// A failover may have lost it: the server's high seqno is requested first, and the stream ends
     /// there if it is lower.
     Latest,
+    /// It must exist: the stream never ends at a lower one, not even after a rollback. The driver
+    /// compares it with the server's high seqno.
+    Required,
 }
 
 impl EndKind {
@@ -47,6 +50,14 @@ impl EndKind {
         match self {
             Self::Seen => Self::Latest,
             other => other,
+        }
+    }
+
+    /// The same once the server has lost history.
+    pub(super) const fn after_a_rollback(self) -> Self {
+        match self {
+            Self::Required => Self::Required,
+            _ => Self::Latest,
         }
     }
 }

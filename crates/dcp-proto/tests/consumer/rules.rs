@@ -379,6 +379,26 @@ fn rule_10_an_end_that_a_failover_lost_is_not_waited_for() {
 }
 
 #[test]
+fn rule_10_an_end_that_must_exist_is_not_lowered_by_a_rollback() {
+    let end = Seqno(100);
+    let mut server = Harness::new(config());
+    let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Required);
+    assert_eq!(server.open_until(begin, end).end, 100);
+    server.accept(LOG);
+    server.marker(0, 40).mutation(40).marker(40, 80).mutation(60).play();
+    server.reopen_until(config(), end);
+    let request = server.requested();
+    assert_eq!((request.start, request.end), (60, 100), "the high seqno is not asked for");
+    server.answer(Status::ROLLBACK, &50_u64.to_be_bytes()).play();
+    let request = server.requested();
+    assert_eq!((request.start, request.end), (40, 100));
+    server.accept(&[(2, 50), (1, 0)]);
+    server.marker(40, 50).mutation(50).play();
+    assert!(!server.events().iter().any(is_complete), "the driver ends the read");
+    assert!(!server.machine.has_lost_end(VB, Seqno(50)), "there is no other end");
+}
+
+#[test]
 fn rule_10_the_newest_change_is_asked_for_first() {
     for (high, end) in [(2, 2), (3, 3), (9, 3)] {
         let mut server = Harness::new(config());

@@ -381,7 +381,7 @@ impl Stream {
         };
         self.stop = position.snapshot.end.min(self.clamp);
         self.position = position;
-        self.end_kind = EndKind::Latest;
+        self.end_kind = self.end_kind.after_a_rollback();
         self.dirty = true;
         rollback
     }
