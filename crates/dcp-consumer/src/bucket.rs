@@ -486,6 +486,22 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn connections_may_take_and_be_kept_for_ever() {
+        let (at, _serves) = node(1, 1, 1).await;
+        let options = ConnectOptions::new(format!("couchbase://{at}"))
+            .with_bucket("default")
+            .with_credentials(Credentials::new(USERNAME, PASSWORD))
+            .with_connect_timeout(Duration::MAX)
+            .with_keep_connections(Duration::MAX);
+        let bucket = Bucket::connect(Connector::new(options).unwrap()).await.unwrap();
+        let address = address(at);
+        let limit = bucket.connect_timeout();
+        let connected = bucket.connect_to(&address, None, limit).await.unwrap();
+        bucket.pool().put(connected, None);
+        assert!(bucket.pool().take(&address, None).await.is_some());
+    }
+
+    #[tokio::test]
     async fn a_node_with_another_bucket_of_the_name_is_not_used_however_old_its_map_is() {
         let (known, _known) = node_of("ab", 1, 900, 1).await;
         let bucket = open(&known.to_string()).await;

@@ -11,6 +11,9 @@ use zeroize::Zeroizing;
 
 use crate::{CredentialsSource, Dial};
 
+/// Longer than any wait, but small enough to be added to an instant.
+pub(crate) const YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
 /// PEM text, from a file or from memory.
 #[derive(Clone)]
 pub enum Pem {

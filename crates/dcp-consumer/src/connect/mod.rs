@@ -25,6 +25,7 @@ use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
 use self::errors::{Stage, lost, set_up_failed};
+use crate::config::YEARS;
 use crate::credentials::Aside;
 pub use crate::socket::Socket;
 use crate::{ConnectOptions, Credentials, Error, ErrorKind, dial, tls};
@@ -98,6 +99,9 @@ impl Connector {
         };
         let mut randomness = dial::randomness(options.dialer.as_deref());
         let client_id = randomness.random();
+        let mut options = options;
+        options.connect_timeout = options.connect_timeout.min(YEARS);
+        options.keep_connections = options.keep_connections.min(YEARS);
         let (aside, randomness) = (Aside::new(options.dialer.as_deref()), Mutex::new(randomness));
         let shared =
             Shared { options, connection_string, network, tls, aside, client_id, randomness };

@@ -406,7 +406,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// When the open batch is delivered even if it is small: never while the application has
     /// another batch of this connection to take.
     fn linger_until(&self) -> Option<Instant> {
-        let at = self.opened_at? + self.driver.policy.linger;
+        let at = self.opened_at?.checked_add(self.driver.policy.linger)?;
         (!self.driver.link.awaits_taking()).then_some(at)
     }
 

@@ -59,6 +59,19 @@ async fn a_batch_is_cut_by_lingering_but_not_while_another_waits() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_batch_may_linger_for_ever() {
+    let policy = BatchPolicy { max_rows: 3, linger: Duration::MAX, ..BatchPolicy::default() };
+    let mut server = Server::start(policy).await;
+    server.marker().await;
+    server.rows(1..=4).await;
+    assert_eq!(server.batch().await.batch, [1, 2, 3]);
+    tokio::time::sleep(Duration::from_secs(10)).await;
+    assert!(server.queue.is_empty(), "the second is open");
+    server.rows(5..=6).await;
+    assert_eq!(server.batch().await.batch, [4, 5, 6]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before() {
     let mut server = Server::start(impatient()).await;
     server.marker().await;

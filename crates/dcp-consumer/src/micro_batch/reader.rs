@@ -6,6 +6,7 @@ use tokio::time::Instant;
 
 use super::PlannerError;
 use super::planner::pause;
+use crate::config::YEARS;
 use crate::{ChangeStream, Client, ConnectOptions, End, Filter, OnRollback, Start, StreamOptions};
 
 /// The options of a partition's stream: the contents of rows from `base`, the range from the plan.
@@ -55,7 +56,7 @@ where
     M: Fn() -> S + Send + Sync + 'static,
 {
     let options = stream_options(partition, base.clone());
-    let deadline = Instant::now() + partition.patience;
+    let deadline = Instant::now() + partition.patience.min(YEARS);
     let mut attempts = 0;
     loop {
         let was_kept = kept.is_some();

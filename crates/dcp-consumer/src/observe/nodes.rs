@@ -14,6 +14,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::bucket::Bucket;
+use crate::config::YEARS;
 use crate::connect::Connected;
 use crate::opening::Opening;
 use crate::{Chain, Error, ErrorKind, requests};
@@ -23,9 +24,6 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-
-/// Longer than any wait, but small enough to be added to an instant.
-const YEARS: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// A request to nodes. A trait instead of a closure, so that the futures are `Send`.
 pub(crate) trait Question: Send + Sync + 'static {
