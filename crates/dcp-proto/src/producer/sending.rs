@@ -17,6 +17,23 @@ use super::stream::{Pause, Phase, Stream};
 use super::{Backfill, CheckpointItems, Cursor, DurableSeqnos, MemoryRead, VBucketSource};
 use crate::Snapshot;
 
+/// What a stream has read of a checkpoint in memory.
+struct CheckpointRead {
+    /// The items to send.
+    items: CheckpointRest,
+    /// Whether it begins here.
+    is_new: bool,
+    is_historical: bool,
+    /// Highest seqno up to the end of anything but a prepare or an abort.
+    max_visible: Seqno,
+    /// The first item to send.
+    first: Option<Seqno>,
+    /// Last seqno that belongs to the stream, sent or not.
+    end: Option<Seqno>,
+    /// Last seqno.
+    read_up_to: Seqno,
+}
+
 impl Stream {
     /// Looks for the next snapshot; `false` if there is nothing yet.
     pub(super) fn begin_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
@@ -27,7 +44,7 @@ impl Stream {
             self.take_place(self.last_read, vbucket);
         }
         match vbucket.read_memory(self.last_read) {
-            read @ MemoryRead::Items { .. } => self.begin_memory_snapshot(read),
+            read @ MemoryRead::Items { .. } => self.begin_memory_snapshot(read, vbucket),
             MemoryRead::NeedsBackfill => self.begin_disk_snapshot(vbucket),
             // An exhausted filter is detected even without new items.
             MemoryRead::UpToDate if self.filter.is_exhausted() => {
@@ -123,41 +140,31 @@ impl Stream {
             && purge_may_hide_deletions(start, purge_seqno, client_purge, collection_high)
     }
 
-    fn begin_memory_snapshot(&mut self, read: MemoryRead) -> bool {
-        let MemoryRead::Items {
-            checkpoint_start,
-            begins_checkpoint,
-            is_historical,
-            max_visible_seqno,
-            items,
-        } = read
-        else {
-            return false;
-        };
+    fn begin_memory_snapshot(&mut self, read: MemoryRead, vbucket: &impl VBucketSource) -> bool {
         // This is the rest of a snapshot that began with what the replica had on disk.
         let open_end = self.last_marker_end.filter(|&end| self.last_read < end);
-        let items = match open_end {
-            Some(end) => items.iter().filter(|item| item.seqno <= end).cloned().collect(),
-            None => items,
-        };
-        let read_up_to = items.last().map_or(Seqno::ZERO, |item| item.seqno);
-        if read_up_to <= self.last_read {
+        let Some(mut checkpoint) = self.read_checkpoint(read, open_end) else {
             return false;
+        };
+        // Servers read all of memory at once, so a checkpoint of which nothing is sent gets no
+        // marker if another one follows.
+        while checkpoint.first.is_none()
+            && open_end.is_none()
+            && checkpoint.read_up_to < self.end_seqno
+            && let next @ MemoryRead::Items { is_historical, .. } =
+                vbucket.read_memory(checkpoint.read_up_to)
+            && is_historical == checkpoint.is_historical
+            && let Some(next) = self.read_checkpoint(next, None)
+        {
+            checkpoint = CheckpointRead { end: next.end.or(checkpoint.end), ..next };
         }
-        if let Some(cursor) = &self.cursor {
-            cursor.advance(read_up_to);
-        }
-        self.filter.view_mut().skips_deletions = false;
-        if begins_checkpoint {
-            self.at_checkpoint = true;
-            self.checkpoint_start = checkpoint_start;
-        }
-        let (items, first, mut end) = self.filter_checkpoint(items, read_up_to);
-        end = open_end.filter(|&open_end| open_end == read_up_to).or(end);
-        if self.is_by_key && begins_checkpoint {
+        let CheckpointRead { items, is_historical, max_visible, first, read_up_to, .. } =
+            checkpoint;
+        let end = open_end.filter(|&open_end| open_end == read_up_to).or(checkpoint.end);
+        if self.is_by_key && checkpoint.is_new {
             // Servers send the start of the checkpoint, but at most the seqno below the first item.
             let below = Seqno(first.or(end).unwrap_or(read_up_to).0.saturating_sub(1));
-            self.snapshot.start = self.snapshot.start.max(checkpoint_start.min(below));
+            self.snapshot.start = self.snapshot.start.max(self.checkpoint_start.min(below));
         }
         let natural_start = match (first, self.last_marker_end) {
             (None, _) => end.unwrap_or(read_up_to),
@@ -168,13 +175,50 @@ impl Stream {
             (Some(first), _) => first,
         };
         self.phase = Phase::Sending(Sending {
-            durable: DurableSeqnos { max_visible: max_visible_seqno, ..DurableSeqnos::default() },
+            durable: DurableSeqnos { max_visible, ..DurableSeqnos::default() },
             is_history: is_historical && self.fields.history,
             told: self.last_read,
             marker_sent: open_end.is_some(),
             ..Sending::new(Items::Memory(items), natural_start, end, read_up_to)
         });
         true
+    }
+
+    /// Reads a checkpoint in memory, up to `open_end` at most; `None` if nothing in it is new.
+    fn read_checkpoint(
+        &mut self,
+        read: MemoryRead,
+        open_end: Option<Seqno>,
+    ) -> Option<CheckpointRead> {
+        let MemoryRead::Items {
+            checkpoint_start,
+            begins_checkpoint,
+            is_historical,
+            max_visible_seqno: max_visible,
+            items,
+        } = read
+        else {
+            return None;
+        };
+        let items = match open_end {
+            Some(end) => items.iter().filter(|item| item.seqno <= end).cloned().collect(),
+            None => items,
+        };
+        let read_up_to = items.last().map_or(Seqno::ZERO, |item| item.seqno);
+        if read_up_to <= self.last_read {
+            return None;
+        }
+        if let Some(cursor) = &self.cursor {
+            cursor.advance(read_up_to);
+        }
+        self.filter.view_mut().skips_deletions = false;
+        if begins_checkpoint {
+            self.at_checkpoint = true;
+            self.checkpoint_start = checkpoint_start;
+        }
+        let (items, first, end) = self.filter_checkpoint(items, read_up_to);
+        let is_new = begins_checkpoint;
+        Some(CheckpointRead { items, is_new, is_historical, max_visible, first, end, read_up_to })
     }
 
     /// Whether the next marker begins where its checkpoint does, after one that ended at `last_end`.

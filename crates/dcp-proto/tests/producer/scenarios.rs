@@ -23,4 +23,4 @@ rows!(requests, "requests.json":
 rows!(neighbours, "neighbours.json":
     near_01 near_02 near_03 near_04 near_05 near_06 near_07 near_08 near_09 near_10 near_11 near_12
     near_13 near_14 near_15 near_16 near_17 near_18 near_19 near_20 near_21 near_22 near_23 near_24
-    near_25 near_26 near_27 near_28 near_29 near_30);
+    near_25 near_26 near_27 near_28 near_29 near_30 near_31 near_32 near_33 near_34);
