@@ -126,9 +126,10 @@ pub(crate) struct CheckpointLog {
 }
 
 impl CheckpointLog {
-    /// A log whose first change will be the one after `high_seqno`.
-    pub(crate) const fn after(high_seqno: Seqno) -> Self {
-        let mut open = Checkpoint::new(high_seqno.0 + 1, high_seqno);
+    /// A log whose first change will be the one after `high_seqno`; `visible` is the highest seqno
+    /// up to there of anything but a prepare or an abort.
+    pub(crate) const fn after(high_seqno: Seqno, visible: Seqno) -> Self {
+        let mut open = Checkpoint::new(high_seqno.0 + 1, visible);
         open.snapshot_start = high_seqno;
         Self { closed: VecDeque::new(), open, closed_bytes: 0, is_historical: false }
     }

@@ -142,9 +142,9 @@ impl VBucket {
     pub(super) fn stand_at(&mut self, to: Seqno) {
         self.begin_life();
         self.storing.go_back(to);
-        self.forget_checkpoints(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
+        self.forget_checkpoints(to);
         self.snapshot = Snapshot::at(to);
         self.from_disk = None;
         self.persisted_snapshot = self.snapshot;

@@ -86,7 +86,7 @@ impl<D: Deref<Target = VBucket>> VBucketSource for Shown<D> {
             default_high_seqno: self.disk.last_seqno_where(is_default),
             purge_seqno: self.purge_seqno,
             durable: DurableSeqnos {
-                max_visible: self.disk.last_seqno_where(|item| item.kind.is_visible()),
+                max_visible: self.visible_seqno(),
                 high_completed,
                 high_prepared: self.durable.high_prepared().min(persisted),
             },

@@ -2,6 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use dcp_proto::producer::{Item, ItemKind, MemoryRead, VBucketSource};
+use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
 
@@ -111,6 +112,44 @@ fn persisted_checkpoints_leave_memory_and_an_open_image_stays_as_it_was() {
     let seen: Vec<u64> =
         vbucket.open_backfill(Seqno(0)).items.map(|item| item.unwrap().seqno.0).collect();
     assert_eq!(seen, [2, 3]);
+}
+
+/// Replicas learn from it what their clients may see.
+#[test]
+fn aborts_and_prepares_from_before_a_restart_are_not_visible() {
+    type Restart = fn(&mut VBucket);
+    let restarts: [Restart; 4] = [
+        |vbucket| vbucket.stop_cleanly(dcp_wire::Vbuuid(9)),
+        |vbucket| vbucket.recover(dcp_wire::Vbuuid(9)),
+        VBucket::persist_and_evict,
+        |vbucket| {
+            vbucket.purge(Seqno::MAX);
+            assert_eq!(vbucket.purge_seqno, Seqno(2), "the last visible change is gone");
+            vbucket.stop_cleanly(dcp_wire::Vbuuid(9));
+        },
+    ];
+    for restart in restarts {
+        let bucket = one_vbucket();
+        set(&bucket, b"a");
+        let durability = Some(Durability { level: DurabilityLevel::MAJORITY, deadline: None });
+        let prepare = |vbucket: &mut VBucket| {
+            vbucket.store(Now(1), DocumentWrite { durability, ..write(b"b", b"v") }).unwrap();
+        };
+        bucket.with(VB, |vbucket| {
+            vbucket.remove(Now(1), default_key(b"a"), Cas(0), ItemKind::Deletion, None).unwrap();
+            prepare(vbucket);
+            vbucket.complete_next(false);
+            vbucket.persist();
+            restart(vbucket);
+            prepare(vbucket);
+        });
+        let vbucket = bucket.lock(VB).unwrap();
+        assert_eq!(vbucket.open_backfill(Seqno(0)).durable.max_visible, Seqno(2), "on disk");
+        let MemoryRead::Items { max_visible_seqno, .. } = vbucket.read_memory(Seqno(4)) else {
+            panic!("the last prepare is in memory");
+        };
+        assert_eq!(max_visible_seqno, Seqno(2), "in memory");
+    }
 }
 
 #[test]

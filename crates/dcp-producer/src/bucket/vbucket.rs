@@ -123,7 +123,7 @@ impl VBucket {
             incarnation: next_incarnation(),
             failover: FailoverTable::new(vbuuid),
             table: ItemTable::default(),
-            checkpoints: CheckpointLog::after(Seqno::ZERO),
+            checkpoints: CheckpointLog::after(Seqno::ZERO, Seqno::ZERO),
             disk: DiskImage::default(),
             history: History::new(history_bytes),
             clock: HybridClock::default(),
@@ -383,8 +383,15 @@ impl VBucket {
 
     /// Removes everything up to `seqno` from memory.
     pub(super) fn forget_checkpoints(&mut self, seqno: Seqno) {
-        self.checkpoints = CheckpointLog::after(seqno);
+        self.checkpoints = CheckpointLog::after(seqno, self.visible_seqno());
         self.checkpoints.is_historical = self.settings.keeps_history;
+    }
+
+    /// Highest seqno on disk, purged or not, of anything but a prepare or an abort.
+    pub(super) fn visible_seqno(&self) -> Seqno {
+        let purged = Some(self.purge_seqno).filter(|&seqno| seqno <= self.persisted_seqno);
+        let visible = self.disk.last_seqno_where(|item| item.kind.is_visible());
+        visible.max(purged.unwrap_or_default())
     }
 
     /// Sets whether the copy keeps every version.
