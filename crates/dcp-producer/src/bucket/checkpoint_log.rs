@@ -175,6 +175,12 @@ impl CheckpointLog {
         is_event || self.is_historical || is_kept(old) || is_kept(item)
     }
 
+    /// Begins a checkpoint, whose snapshot begins at `start`.
+    pub(crate) fn begin(&mut self, start: Seqno) {
+        self.close_open();
+        self.open.snapshot_start = start;
+    }
+
     /// Closes the open checkpoint, unless it is empty.
     pub(crate) fn close_open(&mut self) {
         if self.open.len == 0 {

@@ -58,9 +58,14 @@ impl VBucket {
     /// Starts receiving a snapshot.
     pub(crate) fn begin_snapshot(&mut self, marker: &SnapshotMarker) {
         let SnapshotMarker { start_seqno: start, end_seqno: end, flags, .. } = *marker;
+        let is_cut = self.is_inside_snapshot();
         // The rest of one from disk may arrive in another snapshot, after the connection was cut.
         if self.from_disk.is_some() {
             self.leave_to_disk();
+        }
+        // Checkpoints are those of the active copy, but none ends inside a snapshot.
+        if !is_cut && flags.intersects(SnapshotFlags::CHECKPOINT | SnapshotFlags::DISK) {
+            self.checkpoints.begin(start);
         }
         self.snapshot = Snapshot { start, end };
         self.is_thinned = false;

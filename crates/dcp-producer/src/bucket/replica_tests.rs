@@ -442,6 +442,65 @@ fn a_copy_of_a_copy_knows_up_to_where_deletions_were_purged() {
     }
 }
 
+/// Where each checkpoint of a copy begins, and the seqnos of its changes.
+fn checkpoints(vbucket: &VBucket) -> Vec<(u64, Vec<u64>)> {
+    let (mut all, mut after) = (Vec::new(), Seqno::ZERO);
+    while let MemoryRead::Items { checkpoint_start, items, .. } = vbucket.checkpoints.read(after) {
+        after = items.last().unwrap().seqno;
+        all.push((checkpoint_start.0, items.iter().map(|item| item.seqno.0).collect()));
+    }
+    all
+}
+
+/// Markers say where they begin, so streams of all copies have the same versions.
+#[test]
+fn the_checkpoints_of_a_replica_are_those_of_the_active_copy() {
+    use Step::{CloseCheckpoint, Complete, Lag, Prepare, Set};
+    let bucket = three_copies();
+    // One replica gets each change at once, the other one all of them at the end.
+    apply(&bucket, Lag(2, 3));
+    for step in [Set(0), Set(1), Set(0), CloseCheckpoint, Set(1), Set(0)] {
+        apply(&bucket, step);
+    }
+    for step in [Prepare(2), Complete(false), Prepare(2), Complete(true), Set(2), Lag(2, 0)] {
+        apply(&bucket, step);
+    }
+    let expected =
+        [(0, vec![2, 3]), (4, vec![4, 5, 6]), (7, vec![7]), (8, vec![8, 9]), (10, vec![10])];
+    for node in 0..NODES {
+        assert_eq!(checkpoints(&bucket.lock_on(node, VB).unwrap()), expected, "node {node}");
+    }
+}
+
+/// The rest of the snapshot comes with another marker for it. What its beginning lacks is in the rest.
+#[test]
+fn a_checkpoint_of_a_replica_does_not_end_where_its_connection_was_cut() {
+    use Step::{Cut, Lag, Set};
+    let bucket = three_copies();
+    for step in [Lag(1, 3), Set(0), Set(1), Set(0), Lag(1, 1), Cut(1)] {
+        apply(&bucket, step);
+    }
+    assert_eq!(checkpoints(&bucket.lock_on(1, VB).unwrap()), [(0, vec![2])]);
+    apply(&bucket, Lag(1, 0));
+    assert_eq!(checkpoints(&bucket.lock_on(1, VB).unwrap()), [(0, vec![2, 3])]);
+}
+
+/// One that restarted as a replica would begin it at the change before.
+#[test]
+fn a_promoted_replica_begins_a_checkpoint_with_its_first_change() {
+    use Step::{CrashReplica, Failover, Persist, Set};
+    let bucket = three_copies();
+    for step in [Set(0), Persist, CrashReplica(1), CrashReplica(2), Failover(false), Set(1)] {
+        apply(&bucket, step);
+    }
+    let MemoryRead::Items { checkpoint_start, .. } =
+        bucket.lock(VB).unwrap().checkpoints.read(Seqno(1))
+    else {
+        panic!("the change is in memory");
+    };
+    assert_eq!(checkpoint_start, Seqno(2));
+}
+
 /// A producer may leave out as many seqnos as it likes: memory keeps no place for them.
 #[test]
 fn a_gap_of_any_length_takes_no_memory() {

@@ -435,7 +435,7 @@ impl VBucket {
     /// as in a takeover.
     pub(super) fn promote(&mut self, vbuuid: Option<Vbuuid>) {
         self.become_active(vbuuid);
-        self.checkpoints.close_open();
+        self.checkpoints.begin(Seqno(self.high_seqno.0 + 1));
     }
 
     /// Makes the copy active, on a new branch if there is one.
@@ -458,7 +458,7 @@ impl VBucket {
     }
 
     /// Whether a replica may have received only a part of a snapshot.
-    fn is_inside_snapshot(&self) -> bool {
+    pub(super) fn is_inside_snapshot(&self) -> bool {
         let Snapshot { start, end } = self.snapshot;
         self.state != VBucketState::Active && start <= self.high_seqno && self.high_seqno < end
     }
