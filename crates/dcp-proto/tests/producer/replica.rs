@@ -12,7 +12,7 @@ use dcp_proto::producer::{
 };
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
-    Commit, Control, DurabilityLevel, FailoverEntry, Mutation, Prepare, SeqnoAdvanced,
+    Abort, Commit, Control, DurabilityLevel, FailoverEntry, Mutation, Prepare, SeqnoAdvanced,
     SetVbucketState, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
     StreamRequest, StreamRequestFlags, VbucketState, encode_failover_log,
 };
@@ -695,14 +695,16 @@ fn a_refused_stream_is_reported_to_the_manager() {
     assert!(!peer.connection.has_stream(VB));
 }
 
+/// The prepares that it acknowledges now.
+fn acknowledged(peer: &mut Peer) -> Vec<u64> {
+    let packets = peer.take();
+    let acks = packets.iter().map(|packet| frame(packet));
+    let acks = acks.filter(|frame| frame.header.opcode == Opcode::DCP_SEQNO_ACK);
+    acks.map(|frame| u64::from_be_bytes(frame.extras.try_into().unwrap())).collect()
+}
+
 #[test]
 fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
-    let acknowledged = |peer: &mut Peer| -> Vec<u64> {
-        let packets = peer.take();
-        let acks = packets.iter().map(|packet| frame(packet));
-        let acks = acks.filter(|frame| frame.header.opcode == Opcode::DCP_SEQNO_ACK);
-        acks.map(|frame| u64::from_be_bytes(frame.extras.try_into().unwrap())).collect()
-    };
     let (memory, disk) = (DurabilityLevel::MAJORITY, DurabilityLevel::PERSIST_TO_MAJORITY);
     let mut peer = Peer::streaming(Store::new());
     for packet in [marker(0, 2, SnapshotFlags::MEMORY), prepare(1, memory)] {
@@ -744,6 +746,25 @@ fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
     let request = peer.begin();
     peer.accept(request.opaque, &[(0xb, 0)]);
     assert_eq!(acknowledged(&mut peer), [8]);
+}
+
+#[test]
+fn an_aborted_prepare_does_not_take_an_earlier_one_with_it() {
+    let disk = DurabilityLevel::PERSIST_TO_MAJORITY;
+    let mut peer = Peer::streaming(Store::new());
+    let aborted = Abort { prepared_seqno: Seqno(2), abort_seqno: Seqno(3), key: b"\0key" };
+    for packet in [
+        marker(0, 2, SnapshotFlags::MEMORY),
+        prepare(1, disk),
+        prepare(2, disk),
+        marker(3, 3, SnapshotFlags::MEMORY),
+        message(|out| aborted.encode(TO, out).unwrap()),
+    ] {
+        peer.handle(&packet).unwrap();
+    }
+    assert!(acknowledged(&mut peer).is_empty(), "the first is not on disk yet");
+    peer.store.0.borrow_mut().persisted = 3;
+    assert_eq!(acknowledged(&mut peer), [1]);
 }
 
 #[test]

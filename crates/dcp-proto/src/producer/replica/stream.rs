@@ -169,7 +169,7 @@ impl Stream {
         self.prepares = store
             .prepared(self.vbid)
             .into_iter()
-            .map(|(seqno, level)| (seqno, level == DurabilityLevel::PERSIST_TO_MAJORITY))
+            .map(|(seqno, level)| (seqno, needs_disk(level)))
             .collect();
     }
 
@@ -232,7 +232,7 @@ impl Stream {
                 let seqno = item.seqno;
                 self.follow(seqno, store)?;
                 if let ItemKind::Prepare { level, .. } = item.kind {
-                    self.note_prepare(seqno, level);
+                    self.prepares.push_back((seqno, needs_disk(level)));
                 }
                 store.apply(self.vbid, item);
                 Ok(self.received(seqno))
@@ -293,16 +293,6 @@ impl Stream {
         !self.prepares.is_empty()
     }
 
-    /// Notes a prepare to acknowledge. Prepares of the same snapshot and level are acknowledged
-    /// together, so only the last one is kept.
-    fn note_prepare(&mut self, seqno: Seqno, level: DurabilityLevel) {
-        let on_disk = level == DurabilityLevel::PERSIST_TO_MAJORITY;
-        match self.prepares.back_mut() {
-            Some((last, same)) if *same == on_disk && *last > self.complete => *last = seqno,
-            _ => self.prepares.push_back((seqno, on_disk)),
-        }
-    }
-
     /// Checks that a seqno is above the last one and within the snapshot.
     fn follow(&self, seqno: Seqno, store: &dyn ReplicaStore) -> Result<(), Rejected> {
         let fits = |receiving: Receiving| receiving.snapshot.contains(seqno);
@@ -329,4 +319,9 @@ impl Stream {
         self.complete = seqno;
         if received.wants_ack { Taken::SnapshotReceived } else { Taken::Silently }
     }
+}
+
+/// Whether a prepare is acknowledged only once it is on disk.
+fn needs_disk(level: DurabilityLevel) -> bool {
+    level == DurabilityLevel::PERSIST_TO_MAJORITY
 }
