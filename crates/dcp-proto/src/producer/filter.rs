@@ -304,14 +304,15 @@ impl Filter {
         let passes = match &mut self.rule {
             Rule::PassThrough => true,
             Rule::DefaultDocuments => {
-                self.exhausted |=
-                    event == SystemEventId::END_COLLECTION && collection == CollectionId::DEFAULT;
+                if event == SystemEventId::END_COLLECTION && collection == CollectionId::DEFAULT {
+                    self.exhausted = true;
+                }
                 false
             }
             Rule::Collections(_) if of_scope => false,
             Rule::Collections(ids) if event == SystemEventId::END_COLLECTION => {
                 let removed = ids.remove(&collection);
-                self.exhausted |= ids.is_empty();
+                self.exhausted = ids.is_empty();
                 removed
             }
             Rule::Collections(ids) => ids.contains(&collection),

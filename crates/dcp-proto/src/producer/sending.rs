@@ -110,7 +110,7 @@ impl Stream {
         let items =
             Items::Disk { rest: DiskItems::new(image.items), purge_seqno: image.purge_seqno };
         let sending = Sending::new(items, natural_start, Some(end), image.end_seqno);
-        Sending { durable: image.durable, is_history, told: self.last_read, ..sending }
+        Sending { durable: image.durable, is_history, ..sending }
     }
 
     /// A snapshot in two parts with the same end: changes from before `start`, where the disk began
@@ -177,7 +177,6 @@ impl Stream {
         self.phase = Phase::Sending(Sending {
             durable: DurableSeqnos { max_visible, ..DurableSeqnos::default() },
             is_history: is_historical && self.fields.history,
-            told: self.last_read,
             marker_sent: open_end.is_some(),
             ..Sending::new(Items::Memory(items), natural_start, end, read_up_to)
         });
@@ -423,7 +422,7 @@ impl Stream {
                 marker.flags.set(SnapshotFlags::CHECKPOINT, self.at_checkpoint);
                 self.at_checkpoint = false;
                 if let Some(takeover) = &mut self.takeover {
-                    marker.flags |= SnapshotFlags::ACK;
+                    marker.flags.insert(SnapshotFlags::ACK);
                     takeover.marker_sent();
                 }
             }

@@ -45,7 +45,7 @@ pub(super) struct Sending {
     /// Seqno the stream has read up to once the snapshot is done.
     pub(super) read_up_to: Seqno,
     pub(super) marker_sent: bool,
-    /// Highest seqno sent to the client.
+    /// Highest of its seqnos sent to the client; 0 before.
     pub(super) told: Seqno,
     /// Item from disk that waits to be sent.
     pub(super) next: Option<Arc<Item>>,

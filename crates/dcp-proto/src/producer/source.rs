@@ -248,9 +248,7 @@ pub trait BucketSource {
 
     /// Notes that the client, a replica, has every prepare up to a seqno as the durability levels
     /// demand.
-    fn prepares_acknowledged(&self, vbid: Vbid, seqno: Seqno) {
-        let _ = (vbid, seqno);
-    }
+    fn prepares_acknowledged(&self, _vbid: Vbid, _seqno: Seqno) {}
 
     /// The node's copies, for the consumer's end.
     fn replicas(&self) -> &dyn ReplicaStore {

@@ -115,7 +115,7 @@ impl ReplicaStore for NoReplicas {
     fn advance(&self, _: Vbid, _: Seqno) {}
 
     fn prepared(&self, _: Vbid) -> Vec<(Seqno, DurabilityLevel)> {
-        Vec::new()
+        vec![]
     }
 
     fn set_state(&self, _: Vbid, _: VBucketState) {}
