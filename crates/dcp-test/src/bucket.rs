@@ -3,9 +3,12 @@
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dcp_proto::producer::replica::{NoReplicas, ReplicaStore};
 use dcp_proto::producer::{
     Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item,
     ItemKind, MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,
@@ -315,6 +318,23 @@ pub struct Node {
     pub memory_pressure: MemoryPressure,
     pub disk_usage_percent: u8,
     pub keeps_history: bool,
+    pub copies: Copies,
+}
+
+/// What the node stores as a consumer.
+#[derive(Clone)]
+pub struct Copies(pub Rc<dyn ReplicaStore>);
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self(Rc::new(NoReplicas))
+    }
+}
+
+impl fmt::Debug for Copies {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Copies")
+    }
 }
 
 impl Bucket {
@@ -383,6 +403,10 @@ impl BucketSource for Bucket {
 
     fn retire(&self, vbid: Vbid) {
         self.vbuckets[&vbid.0].is_retired.set(true);
+    }
+
+    fn replicas(&self) -> &dyn ReplicaStore {
+        &*self.node.copies.0
     }
 }
 

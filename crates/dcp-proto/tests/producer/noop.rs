@@ -77,6 +77,18 @@ fn np_08_without_noops_a_client_may_be_silent_for_ever() {
 }
 
 #[test]
+fn a_server_that_receives_changes_sends_no_noops_and_waits_for_the_producers() {
+    let bucket = Bucket::with(VBucket::new());
+    let mut client = Client::open_with(bucket, LEGACY, OpenFlags::empty(), &[]);
+    assert_eq!(client.connection.poll_timeout(), Some(client.now + secs(360)));
+    client.pass(secs(359));
+    assert!(client.receive().is_empty());
+    assert_eq!(client.connection.handle_timeout(client.now), Ok(()));
+    client.pass(secs(1));
+    assert_eq!(client.connection.handle_timeout(client.now), Err(Disconnect::Idle(secs(360))));
+}
+
+#[test]
 fn np_11_to_np_13_only_the_last_noops_answer_is_taken_whatever_it_says() {
     let unexpected =
         |status| Err(Disconnect::UnexpectedResponse { opcode: Opcode::DCP_NOOP, status });

@@ -4,24 +4,30 @@ mod acknowledgements;
 mod opening;
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use bytes::BytesMut;
 use dcp_proto::Snapshot;
 use dcp_proto::producer::replica::{
-    Completion, Config, Connection, NotApplied, ReplicaPosition, ReplicaStore,
+    Completion, Config, Connection, NoReplicas, NotApplied, ReplicaPosition, ReplicaStore,
 };
 use dcp_proto::producer::{
-    Disconnect, FailoverTable, Features, Item, ItemKind, ServerVersion, VBucketState,
+    self, ConnectionConfig, Disconnect, FailoverTable, Features, Item, ItemKind, ServerVersion,
+    Transmit, VBucketState,
 };
+use dcp_test::bucket::{Bucket, Copies, VBucket};
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
-    Abort, Commit, Control, DurabilityLevel, FailoverEntry, Mutation, Prepare, SeqnoAdvanced,
-    SetVbucketState, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd, StreamEndReason,
-    StreamRequest, StreamRequestFlags, VbucketState, encode_failover_log,
+    Abort, Commit, Control, DurabilityLevel, FailoverEntry, Mutation, Open, OpenFlags, Prepare,
+    SeqnoAdvanced, SetVbucketState, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEnd,
+    StreamEndReason, StreamRequest, StreamRequestFlags, VbucketState, encode_failover_log,
 };
-use dcp_wire::{Cas, Datatype, Frame, Opaque, Opcode, RevSeqno, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{
+    Cas, CollectionId, Datatype, DocKey, Frame, Opaque, Opcode, RevSeqno, Seqno, Status, Vbid,
+    Vbuuid,
+};
 
-use crate::client::{COLLECTIONS, LEGACY, frame, packets};
+use crate::client::{COLLECTIONS, Client, LEGACY, frame, packets};
 
 const VB: Vbid = Vbid(3);
 
@@ -195,10 +201,22 @@ impl Peer {
 
     /// Grants everything, until the stream is requested.
     fn negotiate(&mut self) -> StreamRequest<'static> {
+        self.negotiate_noting(&mut Vec::new())
+    }
+
+    /// The keys of the controls that it sends until the stream is requested.
+    fn controls(&mut self) -> Vec<Vec<u8>> {
+        let mut controls = Vec::new();
+        self.negotiate_noting(&mut controls);
+        controls
+    }
+
+    fn negotiate_noting(&mut self, controls: &mut Vec<Vec<u8>>) -> StreamRequest<'static> {
         for _ in 0..40 {
             for packet in self.take() {
                 let frame = frame(&packet);
                 let opaque = frame.header.opaque;
+                controls.push(frame.key.to_vec());
                 match frame.header.opcode {
                     Opcode::DCP_STREAM_REQ => {
                         return StreamRequest {
@@ -361,15 +379,18 @@ fn a_change_has_to_follow_on_what_came_before_it() {
     }
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.answer(&marker(0, u64::MAX, F::MEMORY)), None);
+    assert_eq!(peer.answer(&mutation((1 << 63) - 1)), None, "the highest seqno there is");
     assert_eq!(peer.last_words(&mutation(1 << 63)).0, Some(Status::ERANGE), "no seqno is so high");
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.last_words(&mutation(1)).0, Some(Status::ERANGE), "no marker before it");
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.answer(&marker(9, 8, F::MEMORY)), Some(Status::EINVAL), "sm_33");
-    // What begins in the middle of what is known and goes on is a snapshot like any other.
+    // What begins in the middle of what is known and goes on is a snapshot like any other, and so is
+    // one that begins where the copy stands.
     for packet in [marker(1, 3, F::MEMORY), mutation(3), marker(2, 5, F::MEMORY), mutation(5)] {
         assert_eq!(peer.answer(&packet), None);
     }
+    assert_eq!(peer.answer(&marker(5, 5, F::MEMORY)), None);
     let advanced = message(|out| SeqnoAdvanced { seqno: Seqno(9) }.encode(TO, out).unwrap());
     for packet in [marker(6, 9, F::MEMORY), mutation(7), advanced] {
         assert_eq!(peer.answer(&packet), None);
@@ -395,6 +416,12 @@ fn cm_19_a_marker_that_is_of_no_use_ends_the_connection() {
     let mut peer = Peer::streaming(Store::new());
     let packet = message(|out| v2.encode(TO, out).unwrap());
     assert_eq!(peer.answer(&packet), None);
+    // A node that takes no part in durable writes needs nothing of them.
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    let request = peer.begin();
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    peer.take();
+    assert_eq!(peer.answer(&message(|out| disk.encode(TO, out).unwrap())), None);
 }
 
 #[test]
@@ -440,6 +467,7 @@ fn malformed_packets_are_told_so() {
         (Opcode::DCP_CONTROL, Status::EINVAL),
         (Opcode::DCP_FLUSH, Status::NOT_SUPPORTED),
         (Opcode::DCP_CACHE_TRANSFER, Status::UNKNOWN_COMMAND),
+        (Opcode::DCP_CACHE_TRANSFER_END, Status::UNKNOWN_COMMAND),
     ] {
         assert_eq!(peer.answer(&encoded(Frame::request(opcode))), Some(status), "{opcode}");
     }
@@ -475,6 +503,8 @@ fn a_takeover_changes_the_state_step_by_step() {
     for (state, is) in [
         (VbucketState::PENDING, VBucketState::Pending),
         (VbucketState::ACTIVE, VBucketState::Active),
+        (VbucketState::REPLICA, VBucketState::Replica),
+        (VbucketState::DEAD, VBucketState::Dead),
     ] {
         let packet = message(|out| SetVbucketState { state }.encode(TO, out).unwrap());
         assert_eq!(peer.answer(&packet), Some(Status::SUCCESS));
@@ -488,6 +518,7 @@ fn a_takeover_changes_the_state_step_by_step() {
 #[test]
 fn streams_are_added_once_and_closed_once() {
     let mut peer = Peer::streaming(Store::new());
+    assert!(peer.connection.has_stream(VB) && !peer.connection.has_stream(Vbid(4)));
     let add = add_stream(VB, StreamRequestFlags::empty());
     assert_eq!(peer.answer(&add), Some(Status::KEY_EEXISTS));
     let close = encoded(Frame::request(Opcode::DCP_CLOSE_STREAM).with_vbid(VB));
@@ -496,6 +527,32 @@ fn streams_are_added_once_and_closed_once() {
     assert_eq!(peer.answer(&mutation(1)), Some(Status::DCP_STREAM_NOT_FOUND));
     peer.handle(&add).unwrap();
     assert_eq!(peer.negotiate().start_seqno, Seqno::ZERO);
+}
+
+#[test]
+fn a_stream_closed_before_its_request_leaves_the_others_theirs() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    for vbid in [VB, Vbid(4)] {
+        peer.handle(&add_stream(vbid, StreamRequestFlags::empty())).unwrap();
+    }
+    peer.handle(&encoded(Frame::request(Opcode::DCP_CLOSE_STREAM).with_vbid(VB))).unwrap();
+    assert_eq!(peer.negotiate().vbid, Vbid(4));
+}
+
+#[test]
+fn an_answer_to_a_stream_that_is_closed_is_no_answer_to_another() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    let closed = peer.begin();
+    peer.handle(&encoded(Frame::request(Opcode::DCP_CLOSE_STREAM).with_vbid(VB))).unwrap();
+    peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+    let request = peer.negotiate();
+    assert_ne!(request.opaque, closed.opaque);
+    let refused = Frame::response(Opcode::DCP_STREAM_REQ, Status::ETMPFAIL);
+    assert_eq!(peer.answer(&encoded(refused.with_opaque(closed.opaque))), None);
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    assert_eq!(peer.take().len(), 1, "the stream was added");
+    assert_eq!(peer.answer(&encoded(refused.with_opaque(request.opaque))), None, "open already");
+    assert!(peer.connection.has_stream(VB));
 }
 
 #[test]
@@ -605,4 +662,12 @@ fn a_commit_of_nothing_ends_the_connection() {
     assert_eq!(peer.answer(&marker(0, 2, SnapshotFlags::MEMORY)), None);
     let reason = Disconnect::NotPrepared { vbid: VB, seqno: Seqno(2) };
     assert_eq!(peer.last_words(&commit(1, 2)), (Some(Status::KEY_ENOENT), reason));
+}
+
+#[test]
+fn a_node_without_copies_takes_nothing() {
+    let key = DocKey { collection_id: CollectionId::DEFAULT, key: b"key" };
+    let committed = Completion { key, prepared_seqno: Seqno(1), seqno: Seqno(2), is_commit: true };
+    assert_eq!(NoReplicas.state(VB), None);
+    assert_eq!(NoReplicas.complete(VB, &committed), Err(NotApplied));
 }

@@ -117,3 +117,96 @@ fn system_event(frame: &Frame<'_>) -> Result<Item, DecodeError> {
         delete_time: 0,
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use dcp_wire::message::{DurabilityLevel, StreamAddress};
+
+    use super::*;
+
+    const DOCUMENT: Item = Item {
+        kind: ItemKind::Mutation,
+        seqno: Seqno(7),
+        rev_seqno: RevSeqno(3),
+        cas: Cas(5),
+        collection_id: CollectionId(9),
+        key: Bytes::from_static(b"key"),
+        value: Bytes::from_static(b"value"),
+        datatype: Datatype::XATTR,
+        flags: 0,
+        expiry: 0,
+        delete_time: 0,
+    };
+
+    fn read(write: impl FnOnce(&mut Vec<u8>)) -> Item {
+        let mut packet = Vec::new();
+        write(&mut packet);
+        let (frame, _) = Frame::parse(&packet, dcp_wire::MAX_BODY_LEN).unwrap().unwrap();
+        decode(&frame, true).unwrap()
+    }
+
+    #[test]
+    fn a_copy_has_everything_that_a_message_says_of_a_document() {
+        let to = StreamAddress::default();
+        let Item { seqno, rev_seqno, cas, datatype, .. } = DOCUMENT;
+        let (key, value) = (&b"\x09key"[..], &b"value"[..]);
+        let (flags, expiry, delete_time) = (0xf1a6, 1_800_000_000, 1_700_000_000);
+        let written = Mutation {
+            seqno,
+            rev_seqno,
+            cas,
+            datatype,
+            flags,
+            expiry,
+            lock_time: 0,
+            nru: 0,
+            key,
+            value,
+        };
+        let read_back = read(|out| written.encode(to, out).unwrap());
+        assert_eq!(read_back, Item { flags, expiry, ..DOCUMENT });
+
+        let removed = Deletion {
+            seqno,
+            rev_seqno,
+            cas,
+            datatype,
+            delete_time: Some(delete_time),
+            key,
+            value,
+        };
+        let kind = ItemKind::Deletion;
+        let read_back = read(|out| removed.encode(to, out).unwrap());
+        assert_eq!(read_back, Item { kind, delete_time, ..DOCUMENT });
+
+        let expired = Expiration { seqno, rev_seqno, cas, datatype, delete_time, key, value };
+        let kind = ItemKind::Expiration;
+        let read_back = read(|out| expired.encode(to, out).unwrap());
+        assert_eq!(read_back, Item { kind, delete_time, ..DOCUMENT });
+    }
+
+    #[test]
+    fn a_prepare_has_the_expiry_or_for_a_deletion_its_time() {
+        let Item { seqno, rev_seqno, cas, datatype, .. } = DOCUMENT;
+        let (flags, level) = (0xf1a6, DurabilityLevel::MAJORITY);
+        for (is_deletion, expiry, delete_time) in [(false, 15, 0), (true, 0, 15)] {
+            let prepare = Prepare {
+                seqno,
+                rev_seqno,
+                cas,
+                datatype,
+                flags,
+                expiry: 15,
+                lock_time: 0,
+                nru: 0,
+                deleted: is_deletion,
+                level,
+                key: b"\x09key",
+                value: b"value",
+            };
+            let kind = ItemKind::Prepare { level, is_deletion };
+            let read_back = read(|out| prepare.encode(StreamAddress::default(), out).unwrap());
+            assert_eq!(read_back, Item { kind, flags, expiry, delete_time, ..DOCUMENT });
+        }
+    }
+}

@@ -109,6 +109,16 @@ fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
 }
 
 #[test]
+fn a_node_without_a_name_acknowledges_no_prepare() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    let request = peer.begin();
+    peer.accept(request.opaque, &[(0xb, 0)]);
+    let packets = [marker(0, 1, SnapshotFlags::MEMORY), prepare(1, DurabilityLevel::MAJORITY)];
+    packets.iter().for_each(|packet| peer.handle(packet).unwrap());
+    assert!(acknowledged(&mut peer).is_empty());
+}
+
+#[test]
 fn an_aborted_prepare_does_not_take_an_earlier_one_with_it() {
     let disk = DurabilityLevel::PERSIST_TO_MAJORITY;
     let mut peer = Peer::streaming(Store::new());
@@ -149,9 +159,23 @@ fn fc_44_and_fc_46_more_than_a_fifth_of_the_window_is_acknowledged() {
     peer.handle(&first).unwrap();
     assert!(acks(&mut peer).is_empty());
     peer.handle(&packet(&[0; 0])).unwrap();
-    let acks = acks(&mut peer);
-    assert_eq!(acks.len(), 1);
-    assert_eq!(frame(&acks[0]).extras, 257_u32.to_be_bytes());
+    for bytes in [257_u32, 201] {
+        let sent = acks(&mut peer);
+        assert_eq!(sent.len(), 1);
+        assert_eq!(frame(&sent[0]).extras, bytes.to_be_bytes(), "what came since the last one");
+        peer.handle(&packet(&[0; 144])).unwrap();
+    }
+}
+
+#[test]
+fn acknowledgements_are_answered_only_if_they_are_refused() {
+    for opcode in [Opcode::DCP_BUFFER_ACK, Opcode::DCP_SEQNO_ACK] {
+        let answer = |status| encoded(Frame::response(opcode, status));
+        let mut peer = Peer::streaming(Store::new());
+        assert_eq!(peer.answer(&answer(Status::EINVAL)), None);
+        let unexpected = Disconnect::UnexpectedResponse { opcode, status: Status::SUCCESS };
+        assert_eq!(peer.handle(&answer(Status::SUCCESS)), Err(unexpected));
+    }
 }
 
 #[test]

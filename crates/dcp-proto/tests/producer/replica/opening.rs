@@ -47,3 +47,97 @@ fn a_node_opens_replication_as_recorded() {
         assert_eq!(peer.store.seqnos(), (1..=10).collect::<Vec<_>>(), "{name}");
     }
 }
+
+#[test]
+fn each_request_waits_for_the_answer_to_the_one_before() {
+    let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
+    peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+    loop {
+        let sent = peer.take();
+        assert_eq!(sent.len(), 1, "one at a time");
+        assert!(peer.take().is_empty(), "nothing before it is answered");
+        let request = frame(&sent[0]).header;
+        if request.opcode == Opcode::DCP_STREAM_REQ {
+            break;
+        }
+        let answer = Frame::response(request.opcode, Status::SUCCESS);
+        peer.handle(&encoded(answer.with_opaque(request.opaque))).unwrap();
+    }
+}
+
+#[test]
+fn a_version_of_markers_is_asked_for_where_a_server_would_grant_it() {
+    let older = ServerVersion { major: 7, minor: 6, patch: 11 };
+    for (server_version, features, is_asked_for) in [
+        (ServerVersion::NEWEST, COLLECTIONS, true),
+        (ServerVersion::NEWEST, LEGACY, false),
+        (older, COLLECTIONS, false),
+    ] {
+        let config = Config { server_version, ..Config::default() };
+        let mut peer = Peer::new(Store::new(), &config, features);
+        peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
+        let is_it = |control: &Vec<u8>| control == Control::MAX_MARKER_VERSION.as_bytes();
+        let asked_for = peer.controls().iter().any(is_it);
+        assert_eq!(asked_for, is_asked_for, "{server_version:?} {features:?}");
+    }
+}
+
+/// A connection on which the server is the consumer, with what DCP_OPEN says of it.
+fn opened(server_version: ServerVersion, value: &[u8]) -> Client {
+    let mut bucket = Bucket::with(VBucket::new());
+    bucket.node.copies = Copies(Rc::new(Store::new()));
+    let mut client = Client::new(bucket, COLLECTIONS);
+    let config = ConnectionConfig { server_version, ..ConnectionConfig::default() };
+    client.connection = producer::Connection::new(config);
+    let datatype = if value.is_empty() { Datatype::RAW } else { Datatype::JSON };
+    let open = Open { flags: OpenFlags::empty(), name: b"replication", value, datatype };
+    assert_eq!(
+        client.status(&message(|out| open.encode(Opaque(1), out).unwrap())),
+        Status::SUCCESS
+    );
+    client
+}
+
+#[test]
+fn a_connection_opened_without_the_producer_flag_is_a_consumers() {
+    for (server_version, value, first, is_named) in [
+        (ServerVersion::NEWEST, &b""[..], Opcode::GET_ERROR_MAP, false),
+        (ServerVersion::NEWEST, br#"{"consumer_name":"n1"}"#, Opcode::GET_ERROR_MAP, true),
+        (V6, b"", Opcode::DCP_CONTROL, false),
+    ] {
+        let mut client = opened(server_version, value);
+        let add = add_stream(VB, StreamRequestFlags::empty());
+        assert_eq!(client.exchange(&add), Ok(None), "answered once the stream is open");
+        let (now, mut out) = (client.now, BytesMut::new());
+        let mut sent: Vec<Vec<u8>> = Vec::new();
+        loop {
+            let before = out.len();
+            let transmit = client.connection.poll_transmit(now, &client.bucket, &mut out, 1);
+            assert_eq!(transmit, Transmit { written: out.len() - before, more: false });
+            let new = packets(&out[before..]);
+            if new.is_empty() {
+                break;
+            }
+            for request in new.iter().map(|packet| frame(packet).header) {
+                let answer = Frame::response(request.opcode, Status::SUCCESS);
+                let answer = encoded(answer.with_opaque(request.opaque));
+                if request.opcode != Opcode::DCP_STREAM_REQ {
+                    assert_eq!(client.exchange(&answer), Ok(None));
+                }
+            }
+            sent.extend(new);
+        }
+        assert_eq!(frame(&sent[0]).header.opcode, first, "{server_version:?}");
+        assert_eq!(frame(sent.last().unwrap()).header.opcode, Opcode::DCP_STREAM_REQ);
+        let name = sent.iter().map(|packet| frame(packet)).find(|it| it.key == b"consumer_name");
+        assert_eq!(name.map(|it| it.value), is_named.then_some(&b"n1"[..]), "{server_version:?}");
+    }
+}
+
+#[test]
+fn a_node_that_is_warming_up_receives_no_changes() {
+    let mut client = Client::new(Bucket::with(VBucket::new()), COLLECTIONS);
+    client.bucket.node.is_warming_up = true;
+    assert_eq!(client.send_open(OpenFlags::empty()), Status::ETMPFAIL);
+    assert_eq!(client.send_open(OpenFlags::PRODUCER), Status::SUCCESS);
+}
