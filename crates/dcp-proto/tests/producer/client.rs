@@ -93,7 +93,11 @@ impl Client {
     }
 
     pub(crate) fn send_open(&mut self, flags: OpenFlags) -> Status {
-        let open = Open { flags, name: b"test", value: &[], datatype: Datatype::RAW };
+        self.send_open_as(b"test", flags)
+    }
+
+    pub(crate) fn send_open_as(&mut self, name: &[u8], flags: OpenFlags) -> Status {
+        let open = Open { flags, name, value: &[], datatype: Datatype::RAW };
         let mut packet = BytesMut::new();
         open.encode(Opaque(1), &mut packet).unwrap();
         self.status(&packet)
@@ -162,6 +166,15 @@ impl Client {
             opaque: response.header.opaque,
             value: response.value.to_vec(),
         }))
+    }
+
+    /// Sends a packet that ends the connection; returns what was answered before, and the reason.
+    pub(crate) fn last_words(&mut self, packet: &[u8]) -> (Vec<u8>, Disconnect) {
+        let mut out = BytesMut::new();
+        let (frame, source) = (frame(packet), Some(&self.bucket));
+        let handled =
+            self.connection.handle_frame(self.now, &frame, source, self.features, &mut out);
+        (out.to_vec(), handled.expect_err("a reason to close the connection"))
     }
 
     /// Answers something the producer pushed.

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use dcp_proto::producer::{
     Connection, ConnectionConfig, Disconnect, Features, Item, ItemKind, MemoryPressure,
-    OsoBackfill, ServerVersion, StuckClients, VBucketState,
+    OsoBackfill, StuckClients, VBucketState,
 };
 use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{
@@ -22,6 +22,7 @@ use dcp_wire::{Datatype, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde_json::Value;
 
 use crate::client::{COLLECTIONS, Client, LEGACY, from_scratch};
+use crate::rows::version;
 use dcp_test::bucket::{Bucket, VBucket, doc, event};
 
 /// Plays every scenario of `rows` whose row is `id`, with or without words after it.
@@ -177,11 +178,7 @@ impl<'a> Script<'a> {
             Some("auto") => config.oso_backfill = OsoBackfill::Auto,
             _ => {}
         }
-        if let Some([major, minor, patch]) = row["server"].as_array().map(Vec::as_slice) {
-            let part = |part: &Value| number(part) as u8;
-            let (major, minor, patch) = (part(major), part(minor), part(patch));
-            config.server_version = ServerVersion { major, minor, patch };
-        }
+        config.server_version = version(&row["server"]).unwrap_or(config.server_version);
         if let Some(count) = row["oso_max_collections"].as_u64() {
             config.oso_max_collections = count as usize;
         }
