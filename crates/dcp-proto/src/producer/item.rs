@@ -134,3 +134,35 @@ impl PartialEq for CheckpointItems {
 }
 
 impl Eq for CheckpointItems {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn slot(seqno: u64) -> Option<Arc<Item>> {
+        Some(Arc::new(Item {
+            kind: ItemKind::Mutation,
+            seqno: Seqno(seqno),
+            rev_seqno: RevSeqno(1),
+            cas: Cas(seqno),
+            collection_id: CollectionId::DEFAULT,
+            key: Bytes::from_static(b"key"),
+            value: Bytes::new(),
+            datatype: Datatype::RAW,
+            flags: 0,
+            expiry: 0,
+            delete_time: 0,
+        }))
+    }
+
+    #[test]
+    fn items_are_the_same_however_they_are_cut_into_runs() {
+        let cut = |runs: Vec<Slots>, skip| {
+            CheckpointItems::new(runs.into_iter().map(Arc::new).collect(), skip)
+        };
+        let items: CheckpointItems = [2, 4].into_iter().filter_map(slot).collect();
+        assert_eq!(items, cut(vec![vec![slot(1), slot(2), None], vec![slot(4)]], 1));
+        assert_ne!(items, cut(vec![vec![slot(1), slot(2), None], vec![slot(4)]], 0));
+        assert_ne!(items, cut(vec![vec![slot(2)]], 0));
+    }
+}

@@ -418,7 +418,8 @@ mod tests {
         let capacities = |scratch: &Scratch| {
             [&scratch.plain, &scratch.section, &scratch.compressed].map(Vec::capacity)
         };
-        for (capacity, kept) in [(KEPT_CAPACITY, KEPT_CAPACITY), (KEPT_CAPACITY + 1, 0)] {
+        const MIB: usize = 1 << 20;
+        for (capacity, kept) in [(MIB, MIB), (MIB + 1, 0)] {
             let mut scratch = of(capacity);
             scratch.trim();
             assert_eq!(capacities(&scratch), [kept; 3]);

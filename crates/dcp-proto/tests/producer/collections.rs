@@ -34,6 +34,23 @@ fn keys_carry_their_collection_id_where_collections_were_negotiated() {
 }
 
 #[test]
+fn a_stream_that_reads_a_few_items_of_others_keeps_its_turn() {
+    let foreign = (2..=100).map(|seqno| doc(seqno, MEAT));
+    let items = [begin(1, FRUIT)].into_iter().chain(foreign).chain([doc(101, FRUIT)]);
+    let mut client = Client::open(Bucket::with(VBucket::new().on_disk(items)), COLLECTIONS);
+    client.bucket.vbuckets.insert(1, VBucket::new().checkpoint(1, docs(1..=1)));
+    let value = br#"{"collections":["9"]}"#;
+    let filtered = StreamRequest { value, ..from_scratch() };
+    assert_eq!(client.request(&filtered), Status::SUCCESS);
+    let other = StreamRequest { vbid: dcp_wire::Vbid(1), ..from_scratch() };
+    assert_eq!(client.request(&other), Status::SUCCESS);
+    assert_eq!(
+        client.receive(),
+        ["MARK [0-101] 0x6", "SYS 1", "MUT 101", "MARK [0-1] 0x5", "MUT 1"]
+    );
+}
+
+#[test]
 fn a_stream_that_only_reads_lets_others_have_a_turn() {
     let foreign = (2..=10_001).map(|seqno| doc(seqno, MEAT));
     let items = [begin(1, FRUIT)].into_iter().chain(foreign).chain([doc(10_002, FRUIT)]);

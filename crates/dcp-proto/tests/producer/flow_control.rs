@@ -1,7 +1,7 @@
 //! The flow-control window, to the byte.
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_proto::producer::{Item, ItemKind, Transmit};
 use dcp_test::conformance::{Outcome, note};
 use dcp_wire::message::{OpenFlags, StreamRequest};
 use dcp_wire::{Datatype, Frame, Opcode, Seqno, Status, Vbid};
@@ -165,6 +165,41 @@ fn the_budget_is_overshot_by_one_message_at_most() {
         }
     }
     assert!(calls > 6_444 / 264, "{calls} calls for 6 KiB");
+}
+
+#[test]
+fn a_budget_that_is_used_to_the_byte_is_used_up() {
+    let bucket = Bucket::with(VBucket::new().checkpoint(1, (1..=2).map(of_64_bytes)));
+    let mut client = Client::open(bucket, LEGACY);
+    assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
+    let (now, mut out) = (client.now, bytes::BytesMut::from(&b"an answer"[..]));
+    // The marker and one document.
+    for (budget, written, more) in [(108, 108, true), (64, 64, true), (64, 0, false)] {
+        let transmit = client.connection.poll_transmit(now, &client.bucket, &mut out, budget);
+        assert_eq!(transmit, Transmit { written, more });
+    }
+}
+
+#[test]
+fn streams_take_turns_however_small_the_budget_is() {
+    let mut bucket = Bucket::with(VBucket::new());
+    for vbid in 0..2 {
+        bucket.vbuckets.insert(vbid, VBucket::new().checkpoint(1, (1..=2).map(of_64_bytes)));
+    }
+    let mut client = Client::open(bucket, LEGACY);
+    for vbid in 0..2 {
+        let request = StreamRequest { vbid: Vbid(vbid), ..from_scratch() };
+        assert_eq!(client.request(&request), Status::SUCCESS);
+    }
+    let now = client.now;
+    let order: Vec<_> = (0..6)
+        .map(|_| {
+            let mut out = bytes::BytesMut::new();
+            client.connection.poll_transmit(now, &client.bucket, &mut out, 1);
+            crate::client::frame(&out).header.vbid().0
+        })
+        .collect();
+    assert_eq!(order, [0, 1, 0, 1, 0, 1]);
 }
 
 #[test]

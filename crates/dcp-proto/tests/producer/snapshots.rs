@@ -232,6 +232,27 @@ fn ct_29_a_client_that_only_sees_sync_writes_gets_plain_markers() {
 }
 
 #[test]
+fn a_slow_client_may_be_sent_back_to_the_disk_unless_it_is_a_replica_or_says_no() {
+    for (name, control, may_be_dropped) in [
+        ("eq_dcpq:reader:n_1", None, true),
+        ("eq_dcpq:reader:n_1", Some(("supports_cursor_dropping", "false")), false),
+        ("eq_dcpq:replication:n_1->n_2", None, false),
+        ("eq_dcpq:replication:n_1->n_2", Some(("supports_cursor_dropping_vulcan", "true")), true),
+    ] {
+        let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
+        assert_eq!(client.send_open_as(name.as_bytes(), OpenFlags::PRODUCER), Status::SUCCESS);
+        if let Some((key, value)) = control {
+            assert_eq!(client.control(key, value), Status::SUCCESS);
+        }
+        assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
+        client.receive();
+        let cursors = client.bucket.vb().cursors.take();
+        let droppable: Vec<_> = cursors.iter().map(|cursor| cursor.is_droppable()).collect();
+        assert_eq!(droppable, [may_be_dropped], "{name} {control:?}");
+    }
+}
+
+#[test]
 fn an_idle_stream_sends_nothing_until_its_vbucket_changes() {
     let (mut client, messages) = stream(VBucket::new(), &from_scratch());
     assert!(messages.is_empty());

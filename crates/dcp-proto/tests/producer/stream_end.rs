@@ -56,6 +56,16 @@ fn se_06_and_sr_21_a_closed_stream_ends_without_a_message_and_may_be_opened_agai
 }
 
 #[test]
+fn a_stream_that_is_closed_before_its_turn_leaves_the_others_theirs() {
+    let mut client = Client::open(Bucket::with(VBucket::new().checkpoint(1, docs(1..=1))), LEGACY);
+    client.bucket.vbuckets.insert(1, VBucket::new().checkpoint(1, docs(1..=2)));
+    assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
+    assert_eq!(client.request(&StreamRequest { vbid: Vbid(1), ..from_scratch() }), Status::SUCCESS);
+    assert_eq!(client.close(None), Status::SUCCESS);
+    assert_eq!(client.receive(), ["MARK [0-2] 0x5", "MUT 1", "MUT 2"]);
+}
+
+#[test]
 fn se_07_a_closed_stream_ends_with_a_message_if_asked_to() {
     let mut client = streaming(&[("send_stream_end_on_client_close_stream", "true")]);
     assert_eq!(client.close(None), Status::SUCCESS);

@@ -1,9 +1,9 @@
 //! What of a document is sent, by what the connection asked for.
 
 use bytes::Bytes;
-use dcp_proto::producer::{Features, Item, ItemKind};
+use dcp_proto::producer::{Connection, ConnectionConfig, Features, Item, ItemKind, ServerVersion};
 use dcp_wire::message::OpenFlags;
-use dcp_wire::{Datatype, Opcode, Status, snappy, xattr};
+use dcp_wire::{Cas, Datatype, Opcode, Seqno, Status, snappy, xattr};
 
 use crate::client::{Client, LEGACY, frame, from_scratch};
 use dcp_test::bucket::{Bucket, VBucket, doc};
@@ -88,6 +88,30 @@ fn va_01_a_key_only_document_has_no_value() {
     let packet = sent_with(document(), LEGACY, PLAIN | OpenFlags::NO_VALUE, &[]);
     assert_eq!(packet.len(), 55 + "k1".len());
     assert_eq!(value_of(&packet), (Datatype::RAW, vec![]));
+}
+
+#[test]
+fn keys_alone_are_read_from_disk_without_what_belongs_to_them() {
+    let written = Item { flags: 7, expiry: 8, ..doc(1, 0) };
+    let removed = Item { seqno: Seqno(2), ..tombstone(ItemKind::Deletion) };
+    let older = ServerVersion { major: 6, minor: 0, patch: 5 };
+    for (server_version, opcodes, cas, datatype) in [
+        // Nobody reads there that a document was removed.
+        (ServerVersion::NEWEST, [Opcode::DCP_MUTATION; 2], Cas(0), Datatype::RAW),
+        (older, [Opcode::DCP_MUTATION, Opcode::DCP_DELETION], written.cas, Datatype::JSON),
+    ] {
+        let disk = [written.clone(), removed.clone()];
+        let mut client = Client::new(Bucket::with(VBucket::new().on_disk(disk)), LEGACY);
+        let config = ConnectionConfig { server_version, ..ConnectionConfig::default() };
+        client.connection = Connection::new(config);
+        assert_eq!(client.send_open(PLAIN | OpenFlags::NO_VALUE), Status::SUCCESS);
+        assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
+        let packets = client.receive_packets();
+        let sent: Vec<_> = packets[1..].iter().map(|packet| frame(packet)).collect();
+        assert_eq!([sent[0].header.opcode, sent[1].header.opcode], opcodes, "{server_version:?}");
+        assert_eq!((sent[0].header.cas, sent[0].header.datatype), (cas, datatype));
+        assert!(sent.iter().all(|packet| packet.value.is_empty()));
+    }
 }
 
 #[test]
@@ -181,6 +205,25 @@ fn the_layout_of_tombstones_follows_the_open_flags() {
         let wanted = (opcode, len + "k1".len());
         assert_eq!((frame(&packet).header.opcode, packet.len()), wanted, "{kind:?} {flags:?}");
     }
+}
+
+#[test]
+fn the_last_byte_of_a_mutation_is_a_frequency_for_those_who_asked_for_it() {
+    for (controls, frequency) in [
+        (&[][..], 2),
+        (&[("supports_hifi_MFU", "true")], 4),
+        (&[("supports_hifi_MFU", "false")], 2),
+        (&[("supports_hifi_MFU", "true"), ("supports_hifi_MFU", "false")], 2),
+    ] {
+        let packet = sent_with(doc(1, 0), LEGACY, PLAIN, controls);
+        assert_eq!(frame(&packet).extras.last(), Some(&frequency), "{controls:?}");
+    }
+}
+
+#[test]
+fn a_large_compressed_document_is_inflated_for_those_who_do_not_read_it() {
+    let item = || Item { value: Bytes::from(vec![0; 2 << 20]), ..raw("") };
+    assert_eq!(sent(compressed(item()), PLAIN), (Datatype::RAW, item().value.to_vec()));
 }
 
 #[test]
