@@ -201,22 +201,18 @@ impl Peer {
 
     /// Grants everything, until the stream is requested.
     fn negotiate(&mut self) -> StreamRequest<'static> {
-        self.negotiate_noting(&mut Vec::new())
+        self.negotiate_with(|_| Status::SUCCESS)
     }
 
-    /// The keys of the controls that it sends until the stream is requested.
-    fn controls(&mut self) -> Vec<Vec<u8>> {
-        let mut controls = Vec::new();
-        self.negotiate_noting(&mut controls);
-        controls
-    }
-
-    fn negotiate_noting(&mut self, controls: &mut Vec<Vec<u8>>) -> StreamRequest<'static> {
+    /// Answers each request by its key, until the stream is requested.
+    fn negotiate_with(
+        &mut self,
+        mut status: impl FnMut(&[u8]) -> Status,
+    ) -> StreamRequest<'static> {
         for _ in 0..40 {
             for packet in self.take() {
                 let frame = frame(&packet);
                 let opaque = frame.header.opaque;
-                controls.push(frame.key.to_vec());
                 match frame.header.opcode {
                     Opcode::DCP_STREAM_REQ => {
                         return StreamRequest {
@@ -225,8 +221,8 @@ impl Peer {
                         };
                     }
                     opcode if !frame.header.magic.is_response() => {
-                        let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
-                        self.handle(&encoded(answer)).unwrap();
+                        let answer = Frame::response(opcode, status(frame.key));
+                        self.handle(&encoded(answer.with_opaque(opaque))).unwrap();
                     }
                     _ => {}
                 }

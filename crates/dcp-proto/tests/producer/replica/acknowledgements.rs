@@ -183,21 +183,11 @@ fn a_producer_without_flow_control_is_sent_no_acknowledgements() {
     let config = Config { buffer_size: 10, ..Config::default() };
     let mut peer = Peer::new(Store::new(), &config, COLLECTIONS);
     peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
-    let mut requested = None;
-    while requested.is_none() {
-        for packet in peer.take() {
-            let (frame, refused) = (frame(&packet), Status::NOT_SUPPORTED);
-            let is_window = frame.key == Control::CONNECTION_BUFFER_SIZE.as_bytes();
-            let status = if is_window { refused } else { Status::SUCCESS };
-            if frame.header.opcode == Opcode::DCP_STREAM_REQ {
-                requested = Some(frame.header.opaque);
-                continue;
-            }
-            let answer = Frame::response(frame.header.opcode, status);
-            peer.handle(&encoded(answer.with_opaque(frame.header.opaque))).unwrap();
-        }
-    }
-    peer.accept(requested.unwrap(), &[(0xb, 0)]);
+    let request = peer.negotiate_with(|key| {
+        let is_window = key == Control::CONNECTION_BUFFER_SIZE.as_bytes();
+        if is_window { Status::NOT_SUPPORTED } else { Status::SUCCESS }
+    });
+    peer.accept(request.opaque, &[(0xb, 0)]);
     peer.take();
     peer.handle(&marker(0, 1, SnapshotFlags::MEMORY)).unwrap();
     assert!(peer.take().is_empty());
