@@ -1,12 +1,13 @@
 """Injects known defects into a copy of the checkout, one at a time, and runs the tests of each.
 
-Usage: scripts/put_in_defects.py [--only ROW,...] [--worlds] [--unchecked] [--list | --check]
-           [--folder FOLDER]
+Usage: scripts/put_in_defects.py [--only ROW,...] [--worlds] [--unchecked]
+           [--list | --check | --compile] [--folder FOLDER]
 
 `tests/defects.json` describes how to inject each defect: a file, a text that occurs in it exactly
 once, its replacement, and the tests that then fail. The run fails, with exit code 1, if such a test
-passes, since it did not detect the defect, or does not compile. First, all tests run without any
-defect and must pass.
+passes, since it did not detect the defect, or if the defect is broken: what does not compile fails
+for another reason. First, all tests run without any defect and must pass. `--compile` only looks
+for broken defects, with the compiler's checks, which takes seconds for each.
 
 The copy is kept in `.state/defects` (or FOLDER) with its own build, so that the next run compiles
 only what has changed. Simulated worlds (`dcp-sim`) run up to the first failure, whose number is
@@ -56,10 +57,18 @@ PROFILE_OF_WORLDS = {
 PATIENCE_WITH_WORLDS = 3600
 
 EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
+EXTENSION_CRATE = ("-p", "dcp-python", "--lib")
 
 
 class DefectError(Exception):
     """A defect cannot be injected, or its tests cannot be run."""
+
+
+class BrokenError(DefectError):
+    """The code with the defect does not compile, so that no test can detect it."""
+
+    def __init__(self, output: str) -> None:
+        super().__init__("BROKEN: it does not compile:\n" + output[-3000:])
 
 
 @dataclass(frozen=True)
@@ -237,7 +246,7 @@ class Bench:
     def _cargo_test(self, place: tuple[str, ...], tests: list[str]) -> dict[str, str]:
         code, out = self.run(["cargo", "test", "--locked", "--quiet", "--no-run", *place])
         if code != 0:
-            raise DefectError("does not compile:\n" + out[-3000:])
+            raise BrokenError(out)
         names = {test: test.split(": ")[1] for test in tests}
         # Not quiet: one line for each test.
         command = ["cargo", "test", "--locked", *place, "--", *sorted(names.values())]
@@ -284,16 +293,39 @@ class Bench:
         if self.built_with == edits:
             return
         self.built_with = None
-        code, out = self.run(["cargo", "build", "--locked", "--quiet", "-p", "dcp-python", "--lib"])
+        code, out = self.run(["cargo", "build", "--locked", "--quiet", *EXTENSION_CRATE])
         if code != 0:
-            raise DefectError("does not compile:\n" + out[-3000:])
+            raise BrokenError(out)
         shutil.copy(self.target / "debug" / "lib_dcp_rs.so", self.folder / EXTENSION)
         self.built_with = edits
+
+    def compile_python(self, edits: Iterable[Edit]) -> None:
+        """Compiles edited Python files: a test that imports one fails if that raises an error."""
+        for file in {edit.file for edit in edits if edit.file.endswith(".py")}:
+            try:
+                compile((self.folder / file).read_text(), file, "exec", dont_inherit=True)
+            except SyntaxError as error:
+                raise BrokenError(f"{file}, line {error.lineno}: {error.msg}") from error
+
+    def check_compiles(self, mutation: Mutation) -> None:
+        """Injects a defect and checks that everything its tests need still compiles."""
+        places = {place_of(test) for test in mutation.tests}
+        crates = {EXTENSION_CRATE if place[0] == "pytest" else place for place in places}
+        with put_in(self.folder, mutation.edits):
+            self.compile_python(mutation.edits)
+            for crate in sorted(crates):
+                arguments = [argument for argument in crate if argument != "--release"]
+                code, out = self.run(
+                    ["cargo", "check", "--locked", "--quiet", "--profile", "test", *arguments]
+                )
+                if code != 0:
+                    raise BrokenError(out)
 
     def try_out(self, mutation: Mutation) -> dict[str, str]:
         """Injects a defect and runs its tests."""
         self.world = None
         with put_in(self.folder, mutation.edits):
+            self.compile_python(mutation.edits)
             if any(place_of(test)[0] == "pytest" for test in mutation.tests):
                 self.build_extension(mutation.edits)
             return self.outcomes(mutation.tests)
@@ -325,6 +357,20 @@ def check_texts(chosen: Iterable[Mutation]) -> int:
     return min(wrong, 1)
 
 
+def check_compiles(bench: Bench, chosen: Iterable[Mutation]) -> int:
+    """Returns 1 if a defect is broken."""
+    sound, broken = 0, 0
+    for each in sorted(chosen, key=order):
+        try:
+            bench.check_compiles(each)
+            sound += 1
+        except DefectError as error:
+            print(f"{each.row:>4}  {each.edits[0].file}: {error}", flush=True)
+            broken += 1
+    print(f"{sound} of {sound + broken} defects compile")
+    return min(broken, 1)
+
+
 def order(mutation: Mutation) -> tuple[object, ...]:
     """Sorts to minimize recompilation."""
     return (sorted({place_of(test) for test in mutation.tests}), mutation.edits[0].file)
@@ -336,6 +382,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--only", help="rows to run, such as 3,17,o2 (default: all)")
     parser.add_argument("--list", action="store_true", help="list the defects without running them")
     parser.add_argument("--check", action="store_true", help="only check that each can be injected")
+    parser.add_argument("--compile", action="store_true", help="only check that each compiles")
     parser.add_argument(
         "--unchecked", action="store_true", help="skip the first run without any defect"
     )
@@ -361,13 +408,20 @@ def main(arguments: list[str]) -> int:
     folder = options.folder.resolve()
     bench = Bench(folder / "checkout", folder / "target")
     copy_checkout(bench.folder)
+    if options.compile:
+        return check_compiles(bench, chosen)
+    return try_all(bench, chosen, unchecked=options.unchecked)
+
+
+def try_all(bench: Bench, chosen: list[Mutation], *, unchecked: bool) -> int:
+    """Injects each defect and runs its tests; returns the exit code."""
     begin = time.monotonic()
     tests = list(dict.fromkeys(test for each in chosen for test in each.tests))
     print(f"{len(chosen)} defects, {len(tests)} tests", flush=True)
-    if not options.unchecked:
+    if not unchecked:
         check_sound(bench, tests)
         print(f"[{time.monotonic() - begin:.0f} s] all pass without a defect", flush=True)
-    lines, unfound = [], 0
+    lines, unfound, broken = [], 0, 0
     for count, each in enumerate(sorted(chosen, key=order), 1):
         try:
             outcomes = bench.try_out(each)
@@ -377,13 +431,15 @@ def main(arguments: list[str]) -> int:
             verdict = told if missed else found
         except DefectError as error:
             missed, verdict = ["all"], str(error)
+            broken += isinstance(error, BrokenError)
         unfound += bool(missed)
         line = f"{each.row:>4}  {each.edits[0].file}: {verdict} ({len(each.tests)} tests)"
         lines.append((each.row, line))
         passed = time.monotonic() - begin
         print(f"[{count}/{len(chosen)}, {passed:.0f} s] {line}", flush=True)
     print("\n" + "\n".join(line for _, line in sorted(lines, key=lambda one: _place(one[0]))))
-    print(f"{len(chosen) - unfound} of {len(chosen)} defects found by every test named for them")
+    told = f"{len(chosen) - unfound} of {len(chosen)} defects found by every test named for them"
+    print(told + (f", {broken} broken" if broken else ""))
     return 1 if unfound else 0
 
 

@@ -106,6 +106,68 @@ def test_worlds_are_run_for_their_own_defects_only():
     }
 
 
+@pytest.fixture
+def bench(tmp_path):
+    """Makes a checkout of one crate, named as the extension module's, and one Python module."""
+    files = {
+        "Cargo.toml": '[workspace]\nmembers = ["crates/dcp-python"]\nresolver = "2"\n',
+        "crates/dcp-python/Cargo.toml": '[package]\nname = "dcp-python"\nversion = "0.1.0"\n',
+        "crates/dcp-python/src/lib.rs": "pub fn sum(a: u8, b: u8) -> u8 {\n    a + b\n}\n"
+        "#[test]\nfn one_and_two() {\n    assert_eq!(sum(1, 2), 3);\n}\n",
+        "python/sums.py": "def sum_of(a, b):\n    return a + b\n",
+        # Imported where a test fails, not where it is collected.
+        "tests/python/test_sums.py": "def test_one_and_two():\n    import sums\n\n"
+        "    assert sums.sum_of(1, 2) == 3\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    bench = put_in_defects.Bench(tmp_path, tmp_path / "target", built_with=())
+    code, out = bench.run(["cargo", "generate-lockfile", "--offline"])
+    assert code == 0, out
+    return bench
+
+
+RUST = ("crates/dcp-python/src/lib.rs", "dcp-python/src/lib.rs: one_and_two")
+PYTHON = ("python/sums.py", "tests/python/test_sums.py: one_and_two")
+
+
+def sum_defect(place, replacement):
+    file, test = place
+    edit = put_in_defects.Edit(file, "a + b", replacement)
+    return put_in_defects.Mutation("7", "a wrong sum", (edit,), (test,))
+
+
+def test_a_defect_that_does_not_compile_is_broken_and_not_found(bench, capsys):
+    for place, lines in ((RUST, "a - b"), (PYTHON, "a - b")):
+        assert put_in_defects.try_all(bench, [sum_defect(place, lines)], unchecked=False) == 0
+        assert "1 of 1 defects found by every test named for them\n" in capsys.readouterr().out
+        assert put_in_defects.try_all(bench, [sum_defect(place, "b + a")], unchecked=True) == 1
+        told = capsys.readouterr().out
+        assert "NOT FOUND by" in told
+        assert "0 of 1 defects found by every test named for them\n" in told
+        assert put_in_defects.try_all(bench, [sum_defect(place, "a +")], unchecked=True) == 1
+        told = capsys.readouterr().out
+        assert f"   7  {place[0]}: BROKEN: it does not compile:" in told.splitlines()
+        assert "0 of 1 defects found by every test named for them, 1 broken\n" in told
+
+
+def test_broken_defects_are_told_without_running_a_test(bench, capsys):
+    sound = [sum_defect(place, "a - b") for place in (RUST, PYTHON)]
+    assert put_in_defects.check_compiles(bench, sound) == 0
+    assert capsys.readouterr().out == "2 of 2 defects compile\n"
+    # It compiles by itself, but not the test that calls it.
+    signature = put_in_defects.Edit(RUST[0], "sum(a: u8, b: u8)", "sum(a: u8, b: u8, _: u8)")
+    broken = [
+        put_in_defects.Mutation("8", "a wrong type", (signature,), (RUST[1],)),
+        sum_defect(PYTHON, "a +"),
+    ]
+    assert put_in_defects.check_compiles(bench, [*sound, *broken]) == 1
+    told = capsys.readouterr().out
+    assert [line[:4].strip() for line in told.splitlines() if "BROKEN" in line] == ["8", "7"]
+    assert told.endswith("2 of 4 defects compile\n")
+
+
 def test_the_page_on_reliability_names_tests_that_exist_and_one_for_each_scenario():
     page = (ROOT / "docs" / "reliability.md").read_text()
     named = re.findall(r"`([\w./-]+\.(?:rs|py): \w+)`", page)
