@@ -48,6 +48,8 @@ pub struct Scenario {
     pub name: String,
     /// Version of the server.
     pub server: String,
+    /// What it calls itself, whatever the file is called.
+    pub title: String,
     /// Description of the scenario.
     pub what: String,
     /// vBuckets involved.
@@ -97,6 +99,8 @@ struct MetaLine {
 #[derive(Deserialize)]
 struct Meta {
     server: String,
+    #[serde(default)]
+    scenario: String,
     what: String,
     #[serde(default)]
     vbuckets: Vec<u16>,
@@ -195,8 +199,8 @@ impl Scenario {
             events.push(event);
         }
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-        let Meta { server, what, vbuckets, expected } = meta;
-        Ok(Self { name, server, what, vbuckets, expected, events })
+        let Meta { server, scenario: title, what, vbuckets, expected } = meta;
+        Ok(Self { name, server, title, what, vbuckets, expected, events })
     }
 
     /// Numbers of the connections, in order of first use.

@@ -6,6 +6,7 @@ use dcp_wire::message::SnapshotMarker;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
 
 use super::hidden::Hidden;
+use super::markers::{Marker, Sources};
 use super::seen::{OWN, Seen};
 use super::twins::Twins;
 
@@ -32,7 +33,8 @@ pub(super) struct Sides {
 }
 
 impl Sides {
-    pub(super) fn push_recorded(&mut self, packet: &[u8]) {
+    /// Takes a packet of the recorded server, and what a marker's fields follow from.
+    pub(super) fn push_recorded(&mut self, packet: &[u8], sources: Option<Sources>) {
         let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
         let opaque = frame.header.opaque.0;
         if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG && frame.header.status().is_success() {
@@ -51,7 +53,11 @@ impl Sides {
             *reached = u64::from_be_bytes(*seqno);
         }
         let asked = self.asked.get(&opaque).copied();
-        self.recorded.push(Seen::of(packet, asked));
+        let marker = SnapshotMarker::decode(&frame).ok().zip(sources);
+        let marker = marker.map(|(marker, sources)| Marker { marker, sources });
+        let mut seen = Seen::of(packet, asked);
+        seen.marker = marker;
+        self.recorded.push(seen);
     }
 
     pub(super) fn push_ours(&mut self, packet: &[u8]) {

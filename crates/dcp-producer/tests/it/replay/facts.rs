@@ -3,19 +3,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use dcp_producer::{ConnectionConfig, OsoBackfill, ProducerOptions, ServerVersion};
+use dcp_producer::{ConnectionConfig, OsoBackfill, ProducerOptions, ServerVersion, VBucketState};
 use dcp_test::traces::{Event, EventKind, Scenario};
-use dcp_wire::message::{GetAllVbSeqnos, SnapshotMarker, StreamRequest, VbucketState};
-use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status};
-
-use super::shown::shown;
+use dcp_wire::message::{GetAllVbSeqnos, StreamRequest, VbucketState};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Status};
 
 /// vBuckets of the largest bucket.
 const MOST_VBUCKETS: u16 = 1024;
-
-/// Bits of a snapshot marker: from disk; begins a checkpoint.
-const DISK: u32 = 0x02;
-const CHECKPOINT: u32 = 0x04;
 
 /// What a recording tells of its node.
 #[derive(Debug)]
@@ -30,6 +24,8 @@ pub(super) struct Facts {
     /// There are two nodes, and the second takes over.
     pub(super) fails_over: bool,
     pub(super) drops_bucket: bool,
+    /// What a vBucket becomes while its stream is open.
+    pub(super) becomes: Option<VBucketState>,
     /// vBuckets there are; `None`: all.
     pub(super) vbuckets: Option<BTreeSet<u16>>,
     pub(super) replicas: BTreeSet<u16>,
@@ -37,37 +33,24 @@ pub(super) struct Facts {
     pub(super) streamed: BTreeSet<u16>,
     /// Whether the node knows a cluster map from the beginning.
     pub(super) has_map: bool,
-    /// Seqno of each vBucket after which everything left memory.
-    pub(super) evictions: BTreeMap<u16, u64>,
+    /// Whether streams begin with what is on disk, since nothing is left in memory.
+    pub(super) begins_on_disk: bool,
+    /// Seqno up to which nothing is left in memory.
+    pub(super) on_disk: Option<u64>,
     /// Seqno of each vBucket after which it was purged.
     pub(super) purges: BTreeMap<u16, u64>,
     pub(super) purge_seqno: u64,
-}
-
-/// A stream as far as setting the stage needs it.
-#[derive(Debug)]
-struct Stream {
-    conn: u32,
-    opaque: Opaque,
-    vbid: u16,
-    start: u64,
-    /// Ends and flags of its first two markers.
-    markers: Vec<(u64, u32)>,
 }
 
 impl Facts {
     pub(super) fn of(scenario: &Scenario) -> Self {
         let what = &scenario.what;
         let answers = answers(scenario);
-        let streams = streams(scenario);
         let purge_seqno = scenario.expected["purge_seqno"].as_u64().unwrap_or_default();
-        let high_seqno = scenario.expected["high_seqno"].as_u64();
+        let operations = scenario.expected["kv_ops"].as_array().into_iter().flatten();
+        let last = operations.filter_map(|operation| operation["seqno"].as_u64()).max();
+        let last = scenario.expected["high_seqno"].as_u64().or(last).unwrap_or_default();
         let purged = scenario.vbuckets.iter().filter(|_| purge_seqno != 0);
-        let purged_after = |vbid: &u16| {
-            let items = shown(scenario).remove(vbid).map(|shown| shown.items);
-            let last = items.and_then(|items| items.keys().next_back().copied());
-            (*vbid, high_seqno.or(last).unwrap_or_default())
-        };
         Self {
             version: version(&scenario.server),
             ephemeral: what.contains("ephemeral bucket"),
@@ -77,12 +60,14 @@ impl Facts {
             crashes: what.contains("SIGKILL") && what.contains("restarted"),
             fails_over: what.contains("(failover)"),
             drops_bucket: what.contains("bucket deleted"),
+            becomes: becomes(scenario),
             vbuckets: present(scenario, &answers),
             replicas: replicas(&answers),
-            streamed: streams.iter().map(|stream| stream.vbid).collect(),
+            streamed: streamed(scenario),
             has_map: has_map(&answers),
-            evictions: evictions(&streams),
-            purges: purged.map(purged_after).collect(),
+            begins_on_disk: begins_on_disk(scenario),
+            on_disk: number_before(what, " docs on disk"),
+            purges: purged.map(|vbid| (*vbid, last)).collect(),
             purge_seqno,
         }
     }
@@ -113,11 +98,27 @@ impl Facts {
     }
 }
 
+/// What a vBucket becomes while its stream is open: a replica can be streamed again, one that is dead
+/// or gone, which is the same to clients, cannot.
+fn becomes(scenario: &Scenario) -> Option<VBucketState> {
+    match scenario.expected["re_request_status"].as_u64() {
+        Some(0) => Some(VBucketState::Replica),
+        Some(_) => Some(VBucketState::Dead),
+        None => scenario.what.contains("goes dead").then_some(VBucketState::Dead),
+    }
+}
+
 /// The number that follows some words.
 fn number_after(text: &str, words: &str) -> Option<u64> {
     let (_, rest) = text.split_once(words)?;
     let end = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
     rest[..end].parse().ok()
+}
+
+/// The number that precedes some words.
+fn number_before(text: &str, words: &str) -> Option<u64> {
+    let (before, _) = text.split_once(words)?;
+    before.rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
 }
 
 pub(super) fn version(server: &str) -> ServerVersion {
@@ -134,7 +135,7 @@ struct Answered<'a> {
     value: &'a [u8],
 }
 
-fn frame(event: &Event) -> Option<Frame<'_>> {
+pub(super) fn frame(event: &Event) -> Option<Frame<'_>> {
     Frame::parse(event.packet()?, MAX_BODY_LEN).ok()?.map(|(frame, _)| frame)
 }
 
@@ -223,91 +224,19 @@ fn replicas(answers: &[Answered<'_>]) -> BTreeSet<u16> {
     replicas
 }
 
-fn streams(scenario: &Scenario) -> Vec<Stream> {
-    let mut streams: Vec<Stream> = Vec::new();
-    for event in &scenario.events {
-        let Some(frame) = frame(event) else { continue };
-        let opaque = frame.header.opaque;
-        if let (EventKind::ClientPacket(_), Ok(request)) =
-            (&event.kind, StreamRequest::decode(&frame))
-        {
-            let (vbid, start) = (request.vbid.0, request.start_seqno.0);
-            streams.push(Stream { conn: event.conn, opaque, vbid, start, markers: Vec::new() });
-        } else if let (EventKind::ServerPacket(_), Ok(marker)) =
-            (&event.kind, SnapshotMarker::decode(&frame))
-        {
-            let mut streams = streams.iter_mut().rev();
-            let stream = streams.find(|one| one.conn == event.conn && one.opaque == opaque);
-            if let Some(stream) = stream {
-                stream.markers.push((marker.end_seqno.0, marker.flags.bits()));
-            }
-        }
-    }
-    streams
-}
-
-/// Where memory was emptied: below what a stream got from memory after another got a disk
-/// snapshot, and below the end of a disk snapshot that a begun checkpoint follows.
-fn evictions(streams: &[Stream]) -> BTreeMap<u16, u64> {
-    let mut evictions = BTreeMap::new();
-    for (index, stream) in streams.iter().enumerate() {
-        let Some(&(end, flags)) = stream.markers.first() else { continue };
-        if flags & DISK == 0 {
-            continue;
-        }
-        let mut at = end;
-        if stream.markers.get(1).is_some_and(|(_, next)| next & (CHECKPOINT | DISK) == 0) {
-            at = end - 1;
-        }
-        for later in &streams[index + 1..] {
-            let from_memory = later.markers.first().is_some_and(|(_, flags)| flags & DISK == 0);
-            if later.vbid == stream.vbid && from_memory && later.start < at {
-                at = later.start;
-            }
-        }
-        if at < end {
-            evictions.entry(stream.vbid).or_insert(at);
-        }
-    }
-    evictions
-}
-
-/// What a client's packet at `at` meets: the first marker of the stream it opens, if it gets one
-/// before another stream of the same opaque is opened.
-pub(super) fn first_marker(scenario: &Scenario, at: usize) -> Option<(u64, bool)> {
-    let event = &scenario.events[at];
-    let opaque = frame(event)?.header.opaque;
-    let mut oso = None;
-    for later in &scenario.events[at + 1..] {
-        let Some(frame) =
-            frame(later).filter(|frame| later.conn == event.conn && frame.header.opaque == opaque)
-        else {
-            continue;
-        };
-        if matches!(later.kind, EventKind::ClientPacket(_)) {
-            return None;
-        }
-        if let Ok(marker) = SnapshotMarker::decode(&frame) {
-            let from_disk = oso.is_some() || marker.flags.bits() & DISK != 0;
-            return Some((oso.unwrap_or(marker.end_seqno.0), from_disk));
-        }
-        // A snapshot in the order of the keys tells no end: its highest seqno is it.
-        if frame.header.opcode == Opcode::DCP_OSO_SNAPSHOT {
-            oso.get_or_insert(0);
-        } else if let (Some(end), Some(seqno)) = (&mut oso, frame.extras.first_chunk()) {
-            *end = u64::from_be_bytes(*seqno).max(*end);
-        }
-    }
-    oso.map(|end| (end, true))
-}
-
-/// End of the first snapshot of a vBucket that any stream announces; everything if none does.
-pub(super) fn first_announced(scenario: &Scenario, vbid: u16) -> u64 {
-    let announced = scenario.events.iter().find_map(|event| {
-        let frame = frame(event)?;
-        let marker =
-            SnapshotMarker::decode(&frame).ok().filter(|_| frame.header.vbid().0 == vbid)?;
-        Some(marker.end_seqno.0)
+/// vBuckets of which a stream is asked for.
+fn streamed(scenario: &Scenario) -> BTreeSet<u16> {
+    let requests = scenario.events.iter().filter_map(|event| {
+        let asked = frame(event).filter(|_| matches!(event.kind, EventKind::ClientPacket(_)))?;
+        StreamRequest::decode(&asked).ok().map(|request| request.vbid.0)
     });
-    announced.unwrap_or(u64::MAX)
+    requests.collect()
+}
+
+/// Whether line 1 says that streams begin with what is on disk.
+fn begins_on_disk(scenario: &Scenario) -> bool {
+    let mut words = scenario.title.split('-');
+    words.any(|word| word == "disk")
+        || scenario.what.contains("disk backfill")
+        || scenario.what.ends_with("; disk")
 }

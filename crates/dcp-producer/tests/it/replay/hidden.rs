@@ -1,11 +1,12 @@
 //! What the comparison of a replay leaves out. `normalised.json` lists every kind with the reason;
 //! a kind that hides nothing any more has to go, and none comes in without being listed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Deserialize;
 
 use super::Found;
+use super::markers::{Field, Source};
 
 /// A kind of difference that is not told.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,8 +52,10 @@ pub(super) enum Hidden {
     Turns,
     /// The rest of a snapshot whose client left.
     RestOfSnapshot,
-    /// When something was written: when a recorded marker announces it.
+    /// Which changes of a burst were there when a snapshot was made, if a stream was open.
     MomentOfWrite,
+    /// Where branches begin that line 1 does not name.
+    Branches,
 }
 
 /// The list.
@@ -60,6 +63,10 @@ pub(super) enum Hidden {
 #[serde(deny_unknown_fields)]
 pub(super) struct Normalised {
     hidden: Vec<Entry>,
+    /// What the fields of snapshot markers are judged by: how many follow from what.
+    marker_fields: BTreeMap<Field, BTreeMap<Source, usize>>,
+    /// Fields of snapshot markers that are not judged, since they follow from themselves.
+    not_judged: Vec<NotJudged>,
     /// Recordings that do not say what was written: that is taken from the streams they judge.
     without_operations: BTreeSet<String>,
 }
@@ -68,6 +75,14 @@ pub(super) struct Normalised {
 #[serde(deny_unknown_fields)]
 struct Entry {
     what: Hidden,
+    because: String,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NotJudged {
+    field: Field,
+    scenarios: BTreeSet<String>,
     because: String,
 }
 
@@ -86,11 +101,33 @@ impl Normalised {
         wrong.extend(idle.map(|what| format!("{what:?} hides nothing: take it out")));
         let unreasoned = self.hidden.iter().filter(|entry| entry.because.len() < 20);
         wrong.extend(unreasoned.map(|entry| format!("{:?} has no reason", entry.what)));
+        wrong.extend(self.check_markers(found));
         if self.without_operations != found.without_operations {
             wrong.push(format!(
                 "without operations are {:?}, listed are {:?}",
                 found.without_operations, self.without_operations
             ));
+        }
+        wrong
+    }
+
+    /// Fields that are judged by more than they were, or no longer are, have to be listed as they are.
+    fn check_markers(&self, found: &Found) -> Vec<String> {
+        let mut wrong = Vec::new();
+        if self.marker_fields != found.marker_fields {
+            let (found, listed) = (&found.marker_fields, &self.marker_fields);
+            wrong.push(format!("fields of markers follow from {found:?}, listed are {listed:?}"));
+        }
+        let mut listed: BTreeMap<Field, BTreeSet<String>> = BTreeMap::new();
+        for entry in &self.not_judged {
+            listed.entry(entry.field).or_default().extend(entry.scenarios.clone());
+            if entry.because.len() < 20 {
+                wrong.push(format!("{:?} is not judged without a reason", entry.field));
+            }
+        }
+        if listed != found.not_judged {
+            let found = &found.not_judged;
+            wrong.push(format!("{found:?} follow from themselves, listed are {listed:?}"));
         }
         wrong
     }

@@ -1,7 +1,8 @@
 //! What was done to each vBucket of a recording, step by step: its KV operations where they are
 //! written down, else what its streams show.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use dcp_test::traces::Scenario;
 use dcp_wire::message::Counter;
@@ -10,10 +11,15 @@ use serde_json::Value;
 
 use super::facts::version;
 use super::manifests::{Model, USUAL};
+use super::markers::Source;
 use super::shown::{Item, Shown, shown, with_collections};
 
 /// Most writes that are made up to have been before a recording.
 const MOST_EARLIER: u64 = 10_000;
+
+/// Longest pause within a burst. Operations of a burst followed each other within a tenth of a
+/// second, and what was recorded had time to arrive before the next.
+const PAUSE: Duration = Duration::from_millis(200);
 
 /// Something that was done to a vBucket.
 #[derive(Clone, Debug)]
@@ -27,6 +33,8 @@ pub(super) struct Step {
     pub(super) vbuuid: u64,
     /// Whether it reached the disk, and the replicas.
     pub(super) spreads: bool,
+    /// Whether nothing was done for a while before.
+    pub(super) begins_burst: bool,
 }
 
 /// What was done.
@@ -71,33 +79,46 @@ fn number(value: &Value) -> u64 {
 }
 
 /// Gives recordings that do not write their KV operations down those of another one of the same
-/// bucket.
+/// bucket: of the one that ends where the streams do, or soonest after.
 pub(super) fn share_operations(scenarios: &mut [Scenario]) {
     let is_null = |scenario: &Scenario| scenario.expected["kv_ops"].is_null();
+    let all: Vec<_> = scenarios.iter().map(shown).collect();
     for at in 0..scenarios.len() {
-        let scenario = &scenarios[at];
-        if !is_null(scenario) || !scenario.expected.is_object() {
+        if !is_null(&scenarios[at]) || !scenarios[at].expected.is_object() {
             continue;
         }
-        let shown = shown(scenario);
-        let logs = shown.values().flat_map(|shown| &shown.logs).flatten();
-        let vbuuids: Vec<u64> = logs.map(|(vbuuid, _)| *vbuuid).collect();
-        let same_bucket = |other: &&Scenario| {
-            let ops = other.expected["kv_ops"].as_array();
-            let ops = ops.map_or(&[][..], Vec::as_slice);
-            ops.iter().any(|op| vbuuids.contains(&number(&op["vbuuid"])))
-                && ops.iter().all(|op| agrees(op, &shown))
+        let ours = vbuuids(&all[at]);
+        let same_bucket = |(place, other): &(usize, &Scenario)| {
+            let ops = operations(other);
+            let is_same = !ours.is_disjoint(&vbuuids(&all[*place]))
+                || ops.iter().any(|op| ours.contains(&number(&op["vbuuid"])));
+            !ops.is_empty() && is_same && ops.iter().all(|op| agrees(op, &all[at]))
         };
-        let Some(other) = scenarios.iter().find(same_bucket).map(|other| other.expected.clone())
-        else {
-            continue;
+        let shows = all[at].values().filter_map(Shown::last).max().unwrap_or_default();
+        let distance = |(_, other): &(usize, &Scenario)| {
+            let last = operations(other).iter().filter_map(|op| op["seqno"].as_u64()).max();
+            (last < Some(shows), last.unwrap_or_default().abs_diff(shows))
         };
+        let others = scenarios.iter().enumerate().filter(same_bucket);
+        let Some((_, other)) = others.min_by_key(distance) else { continue };
+        let other = other.expected.clone();
         for name in ["kv_ops", "manifests", "manifest"] {
             if !other[name].is_null() {
                 scenarios[at].expected[name] = other[name].clone();
             }
         }
     }
+}
+
+/// The KV operations that line 1 lists.
+fn operations(scenario: &Scenario) -> &[Value] {
+    scenario.expected["kv_ops"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The branches that logs name.
+fn vbuuids(shown: &BTreeMap<u16, Shown>) -> BTreeSet<u64> {
+    let logs = shown.values().flat_map(|shown| &shown.logs).flatten();
+    logs.map(|(vbuuid, _)| *vbuuid).collect()
 }
 
 /// Whether streams show an operation as it was, if they show its seqno at all.
@@ -122,10 +143,71 @@ pub(super) fn histories(scenario: &Scenario) -> BTreeMap<u16, Vec<Step>> {
     for (vbid, steps) in &mut histories {
         let shown = shown.get(vbid).unwrap_or(&nothing);
         let hidden = !shown.prefixed && !version(&scenario.server).is_legacy();
-        fill(steps, shown, &manifests, hidden);
-        branch(steps, shown);
+        let least = told_end(scenario, *vbid).unwrap_or(shown.announced);
+        fill(steps, shown, &manifests, (hidden, least));
+        branch(steps, &begins(scenario, shown), shown);
+        part(steps);
     }
     histories
+}
+
+/// Marks the steps before which nothing was done for a while, as the server's clock tells, which
+/// CAS are read from.
+fn part(steps: &mut [Step]) {
+    let mut before = None;
+    for step in steps {
+        // A vBucket changes its state between bursts.
+        step.begins_burst = matches!(step.deed, Deed::Promote);
+        let Some(at) = Some(step.cas).filter(|cas| *cas != 0).map(Duration::from_nanos) else {
+            continue;
+        };
+        step.begins_burst = before.is_some_and(|before| at.saturating_sub(before) > PAUSE);
+        before = Some(at);
+    }
+}
+
+/// The last seqno of the operations on a vBucket, if any are listed.
+fn told_end(scenario: &Scenario, vbid: u16) -> Option<u64> {
+    let is_of = |op: &&Value| op["vb"].as_u64().is_none_or(|of| of == u64::from(vbid));
+    operations(scenario).iter().filter(is_of).filter_map(|op| op["seqno"].as_u64()).max()
+}
+
+/// What the lengths of the histories follow from.
+pub(super) fn sources(scenario: &Scenario) -> BTreeMap<u16, Source> {
+    let told = |(vbid, shown): (u16, Shown)| {
+        let source = if told_end(scenario, vbid).is_some() {
+            Source::Operations
+        } else if shown.last() >= Some(shown.announced) {
+            Source::Changes
+        } else {
+            Source::Itself
+        };
+        (vbid, source)
+    };
+    shown(scenario).into_iter().map(told).collect()
+}
+
+/// Where branches begin, as line 1 says.
+fn told_branches(scenario: &Scenario) -> BTreeMap<u64, u64> {
+    let logs = ["failover_before", "failover_after", "failover_log"];
+    let entries = logs.iter().filter_map(|name| scenario.expected[name].as_array()).flatten();
+    entries.filter_map(|entry| Some((number(&entry[0]), entry[1].as_u64()?))).collect()
+}
+
+/// Where each branch begins, as line 1 says, else as the logs of the streams do.
+fn begins(scenario: &Scenario, shown: &Shown) -> BTreeMap<u64, u64> {
+    let mut begins: BTreeMap<u64, u64> = shown.logs.iter().flatten().copied().collect();
+    begins.extend(told_branches(scenario));
+    begins
+}
+
+/// Whether logs name branches besides the oldest of which line 1 does not say where they begin.
+pub(super) fn has_untold_branches(scenario: &Scenario) -> bool {
+    let told = told_branches(scenario);
+    let shown = shown(scenario);
+    let logs = shown.values().flat_map(|shown| &shown.logs);
+    let mut branches = logs.flat_map(|log| log.iter().skip(1));
+    branches.any(|(vbuuid, _)| !told.contains_key(vbuuid))
 }
 
 /// The manifests the bucket had, oldest first.
@@ -190,7 +272,7 @@ fn earlier(scenario: &Scenario, histories: &mut BTreeMap<u16, Vec<Step>>) {
 fn before(written: u64, asked: &Asked, value: &[u8]) -> Vec<Step> {
     let step = |seqno| {
         let deed = write_of(filler_key(seqno));
-        Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true }
+        Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true, begins_burst: false }
     };
     // So many are nothing that went before.
     let mut steps: Vec<Step> = (1..written.min(MOST_EARLIER)).map(step).collect();
@@ -250,7 +332,7 @@ fn written_down(scenario: &Scenario, shown: &BTreeMap<u16, Shown>) -> BTreeMap<u
         let next = steps.last().map_or(1, |step| step.seqno + 1);
         let seqno = op["seqno"].as_u64().unwrap_or(next);
         let (cas, vbuuid) = (number(&op["cas"]), number(&op["vbuuid"]));
-        steps.push(Step { seqno, deed, cas, vbuuid, spreads: true });
+        steps.push(Step { seqno, deed, cas, vbuuid, spreads: true, begins_burst: false });
     }
     histories
 }
@@ -273,8 +355,9 @@ fn set(op: &Value, key: Vec<u8>, shown: Option<&Shown>) -> Deed {
 }
 
 /// Puts what the streams show, and what must have been for it, between the written operations.
-/// What no stream shows is `hidden` from clients without collections.
-fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool) {
+/// What no stream shows is `hidden` from clients without collections. Without operations there are
+/// changes up to `least`.
+fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], (hidden, least): (bool, u64)) {
     let mut by_seqno: BTreeMap<u64, Deed> = BTreeMap::new();
     // The first branch only: of a later one everything is written down.
     let fallen = steps.windows(2).position(|pair| pair[1].seqno <= pair[0].seqno);
@@ -289,7 +372,7 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool)
         by_seqno.insert(seqno, item.deed());
     }
     let end = by_seqno.keys().next_back().copied().unwrap_or_default();
-    let end = if known.is_empty() { end.max(shown.announced) } else { end };
+    let end = if known.is_empty() { end.max(least) } else { end };
     let end = end.max(last_known).max(shown.events.keys().next_back().copied().unwrap_or_default());
     let free: Vec<u64> =
         (1..=end).filter(|seqno| !known.contains(seqno) && !by_seqno.contains_key(seqno)).collect();
@@ -313,7 +396,7 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], hidden: bool)
     }
     for (seqno, deed) in by_seqno {
         let cas = shown.items.get(&seqno).map_or(0, |item| item.cas);
-        steps.push(Step { seqno, deed, cas, vbuuid: 0, spreads: true });
+        steps.push(Step { seqno, deed, cas, vbuuid: 0, spreads: true, begins_burst: false });
     }
     steps.sort_by_key(|step| step.seqno);
     steps.extend(rest);
@@ -393,8 +476,7 @@ impl Item {
 }
 
 /// Puts the beginnings of branches between the steps.
-fn branch(steps: &mut Vec<Step>, shown: &Shown) {
-    let begins: BTreeMap<u64, u64> = shown.logs.iter().flatten().copied().collect();
+fn branch(steps: &mut Vec<Step>, begins: &BTreeMap<u64, u64>, shown: &Shown) {
     let mut at = 1;
     while at < steps.len() {
         let (before, after) = (&steps[at - 1], &steps[at]);
@@ -423,5 +505,5 @@ fn begin_branch(steps: &mut Vec<Step>, at: usize, deed: Deed, vbuuid: u64, begin
     for step in &mut steps[..at] {
         step.spreads &= step.seqno <= begin;
     }
-    steps.insert(at, Step { seqno, deed, cas: 0, vbuuid, spreads: true });
+    steps.insert(at, Step { seqno, deed, cas: 0, vbuuid, spreads: true, begins_burst: false });
 }

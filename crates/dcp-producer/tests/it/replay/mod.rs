@@ -3,16 +3,21 @@
 //! The folder is `tests/traces`, or the one `DCP_TRACES` names. What a recording says was done to
 //! the bucket is done again, in simulated time; its clients send what they sent, and each packet of
 //! the cluster must be the recorded server's. `normalised.json` lists what is left out of the
-//! comparison and why. `differences.json` lists which of the project's recordings differ, in what,
-//! and why; of other recordings only what `list` can tell by the packets may differ.
+//! comparison and why, and counts what the fields of snapshot markers are judged by: `moments` and
+//! `stage` work out when things were done, and `damage` shows that no marker tells them.
+//! `differences.json` lists which of the project's recordings differ, in what, and why; of other
+//! recordings only what `list` can tell by the packets may differ.
 
 mod client;
 mod compare;
+mod damage;
 mod facts;
 mod hidden;
 mod history;
 mod list;
 mod manifests;
+mod markers;
+mod moments;
 mod parts;
 mod run;
 mod seen;
@@ -32,13 +37,15 @@ use dcp_test::traces::{self, Scenario};
 
 use hidden::{Hidden, Normalised};
 use list::{Exempt, List};
+use markers::{Counts, Field, Source};
+use run::Replayed;
 
 /// Replays at a time.
 const AT_A_TIME: usize = 2;
 
 /// What differs in one recording; one that contradicts itself, or whose server comes to a
 /// standstill, does not keep the others from being replayed.
-fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden>) {
+fn replay(scenario: &Scenario) -> Replayed {
     let replayed = panic::catch_unwind(AssertUnwindSafe(|| {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
@@ -51,7 +58,7 @@ fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden>) {
         let words = panic.downcast_ref::<String>().map(String::as_str);
         let words = words.or_else(|| panic.downcast_ref::<&str>().copied());
         let what = format!("cannot be replayed: {}", words.unwrap_or("no word of why"));
-        (vec![what], BTreeSet::new())
+        Replayed { differs: vec![what], ..Replayed::default() }
     })
 }
 
@@ -64,38 +71,61 @@ struct Found {
     exempt: BTreeMap<String, Exempt>,
     /// What was left out of the comparison.
     hidden: BTreeSet<Hidden>,
+    /// What the fields of all markers follow from.
+    marker_fields: Counts,
+    /// The recordings with fields that follow from themselves.
+    not_judged: BTreeMap<Field, BTreeSet<String>>,
     /// Recordings that do not say what was written.
     without_operations: BTreeSet<String>,
 }
 
-fn replay_all(recordings: &[PathBuf]) -> Found {
-    let (mut scenarios, mut found) = (Vec::new(), BTreeMap::new());
+impl Found {
+    fn add(&mut self, name: &str, replayed: Replayed) {
+        self.differs.insert(name.to_owned(), replayed.differs);
+        self.hidden.extend(replayed.hidden);
+        for (field, by_source) in replayed.marker_fields {
+            for (source, count) in by_source {
+                let counts = self.marker_fields.entry(field).or_default();
+                *counts.entry(source).or_default() += count;
+                if source == Source::Itself {
+                    self.not_judged.entry(field).or_default().insert(name.to_owned());
+                }
+            }
+        }
+    }
+}
+
+/// The recordings that are replayed, and what became of the others.
+fn read_all(recordings: &[PathBuf]) -> (Vec<Scenario>, Found) {
+    let (mut scenarios, mut found) = (Vec::new(), Found::default());
     for path in recordings {
         match Scenario::read(path) {
             Ok(scenario) => scenarios.push(scenario),
             Err(error) => {
                 let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
-                found.insert(name, vec![format!("cannot be read: {error}")]);
+                found.differs.insert(name, vec![format!("cannot be read: {error}")]);
             }
         }
     }
     history::share_operations(&mut scenarios);
-    let mut exempt = BTreeMap::new();
     scenarios.retain(|scenario| match Exempt::of(scenario) {
         None => true,
-        Some(why) => exempt.insert(scenario.name.clone(), why).is_some(),
+        Some(why) => found.exempt.insert(scenario.name.clone(), why).is_some(),
     });
     let operations =
         |scenario: &Scenario| scenario.expected["kv_ops"].as_array().map_or(0, Vec::len);
     let without = scenarios.iter().filter(|scenario| operations(scenario) == 0);
-    let without_operations = without.map(|scenario| scenario.name.clone()).collect();
-    let (next, found) = (AtomicUsize::new(0), Mutex::new((found, BTreeSet::new())));
+    found.without_operations = without.map(|scenario| scenario.name.clone()).collect();
+    (scenarios, found)
+}
+
+/// Replays recordings, and adds to what was found.
+fn replay_all(scenarios: &[Scenario], found: Found) -> Found {
+    let (next, found) = (AtomicUsize::new(0), Mutex::new(found));
     let work = || {
         while let Some(scenario) = scenarios.get(next.fetch_add(1, Ordering::Relaxed)) {
-            let (differs, hidden) = replay(scenario);
-            let mut found = found.lock().unwrap();
-            found.0.insert(scenario.name.clone(), differs);
-            found.1.extend(hidden);
+            let replayed = replay(scenario);
+            found.lock().unwrap().add(&scenario.name, replayed);
         }
     };
     thread::scope(|scope| {
@@ -103,19 +133,22 @@ fn replay_all(recordings: &[PathBuf]) -> Found {
             scope.spawn(work);
         }
     });
-    let (differs, hidden) = found.into_inner().unwrap();
-    Found { differs, exempt, hidden, without_operations }
+    found.into_inner().unwrap()
 }
 
 #[test]
 #[expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
 fn every_recording_is_answered_as_the_server_answered() {
-    let found = replay_all(&traces::paths().unwrap());
+    let (scenarios, found) = read_all(&traces::paths().unwrap());
+    let found = replay_all(&scenarios, found);
     let wrong = match traces::is_own_folder() {
         true => [List::read().check(&found), Normalised::read().check(&found)].concat(),
         false => list::unexplained(&found),
     };
     println!("{} replayed, {} exempt", found.differs.len(), found.exempt.len());
+    for (field, by_source) in &found.marker_fields {
+        println!("{field:?} of markers follows from {by_source:?}");
+    }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 

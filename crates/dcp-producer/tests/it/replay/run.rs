@@ -6,19 +6,27 @@ use std::collections::{BTreeMap, BTreeSet};
 use dcp_producer::VBucketState;
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
-    FailoverEntries, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequest,
+    FailoverEntries, SnapshotFlags, SnapshotMarker, StreamEnd, StreamEndReason, StreamRequest,
+    StreamRequestFlags,
 };
-use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Status};
+use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status};
 
 use super::client::Client;
-use super::facts;
 use super::hidden::Hidden;
+use super::history;
+use super::markers::{Counts, Source, Sources};
+use super::moments::Moments;
 use super::stage::Stage;
 use super::twins::Twins;
 
 /// A recording being replayed.
 struct Replay<'a> {
     scenario: &'a Scenario,
+    moments: Moments,
+    /// What the history of each vBucket follows from.
+    sources: BTreeMap<u16, Source>,
+    /// How streams were opened, by the events that begin their first snapshots.
+    opened: BTreeMap<usize, Opened>,
     stage: Stage,
     twins: Twins,
     clients: BTreeMap<u32, Client>,
@@ -27,17 +35,40 @@ struct Replay<'a> {
     differences: Vec<String>,
 }
 
-/// What differs between the recorded server's packets and ours, and what was left out.
-pub(super) async fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden>) {
+/// How a stream was opened.
+#[derive(Clone, Copy, Debug)]
+struct Opened {
+    /// Whether everything was written that its first snapshot holds.
+    is_whole: bool,
+    /// Whether it begins with what is on disk, which only its marker tells.
+    is_untold: bool,
+}
+
+/// What came of a replay.
+#[derive(Debug, Default)]
+pub(super) struct Replayed {
+    /// What differs between the recorded server's packets and ours.
+    pub(super) differs: Vec<String>,
+    /// What was left out.
+    pub(super) hidden: BTreeSet<Hidden>,
+    pub(super) marker_fields: Counts,
+}
+
+/// Replays a recording.
+pub(super) async fn replay(scenario: &Scenario) -> Replayed {
     let stage = Stage::set(scenario).await;
     let mut replay = Replay {
         scenario,
+        moments: Moments::of(scenario),
+        sources: history::sources(scenario),
+        opened: BTreeMap::new(),
         stage,
         twins: Twins::default(),
         clients: BTreeMap::new(),
         unsettled: BTreeSet::new(),
         differences: Vec::new(),
     };
+    replay.twins.hide(Hidden::Branches, history::has_untold_branches(scenario));
     replay.stage.advance_unseen(&mut replay.twins).await;
     for at in 0..scenario.events.len() {
         replay.event(at).await;
@@ -48,7 +79,8 @@ pub(super) async fn replay(scenario: &Scenario) -> (Vec<String>, BTreeSet<Hidden
     }
     replay.differences.append(&mut replay.stage.refused);
     replay.stage.producer.shutdown().await;
-    (replay.differences, replay.twins.hidden)
+    let Twins { hidden, marker_fields, .. } = replay.twins;
+    Replayed { differs: replay.differences, hidden, marker_fields }
 }
 
 fn frame(packet: &[u8]) -> Option<Frame<'_>> {
@@ -143,18 +175,92 @@ impl Replay<'_> {
             self.stage.revive(vbid);
         }
         self.prepare_log(at, vbid).await;
-        let first = facts::first_marker(self.scenario, at);
-        let seqno = match first {
-            Some((seqno, _)) => seqno,
-            None => facts::first_announced(self.scenario, vbid),
-        };
-        self.stage.advance(vbid, seqno, &mut self.twins).await;
-        if let Some((seqno, true)) = first
-            && self.stage.high_seqno(vbid) == seqno
-            && !self.stage.facts.evictions.contains_key(&vbid)
-        {
+        let first = self.moments.first(at);
+        let is_whole = self.write_before(at, request, first).await;
+        let is_told = self.stage.facts.begins_on_disk
+            || request.flags.contains(StreamRequestFlags::DISK_ONLY);
+        // A server empties its memory without telling anybody.
+        let is_untold = !is_told
+            && !self.stage.is_emptied(vbid, request.start_seqno.0)
+            && first.is_some_and(|first| self.is_from_disk(first));
+        if (is_told || is_untold) && self.stage.facts.on_disk.is_none() {
             self.stage.producer.persist();
         }
+        if let Some(first) = first {
+            self.opened.insert(first, Opened { is_whole, is_untold });
+        }
+    }
+
+    /// Writes what was there when a stream was asked for, whose first snapshot begins at `first`.
+    /// Returns whether everything was that the snapshot holds; else the stream was open when a burst
+    /// was written.
+    async fn write_before(
+        &mut self,
+        at: usize,
+        request: &StreamRequest<'_>,
+        first: Option<usize>,
+    ) -> bool {
+        let vbid = request.vbid.0;
+        let (_, most) = self.stage.burst_end(vbid, u64::MAX);
+        // Clients ask for more than there is.
+        let told = [request.start_seqno.0, self.moments.came_before(at, vbid)];
+        let known = told.into_iter().filter(|seqno| *seqno <= most).max().unwrap_or_default();
+        let is_begun = known > 0 || self.stage.done(vbid) > 0;
+        let (mut done, high) = match is_begun {
+            true => self.stage.burst_end(vbid, known),
+            false => (0, 0),
+        };
+        let mut is_whole = true;
+        match first.and_then(|first| self.moments.held(first)) {
+            Some(held) if held > high => {
+                let (end, reached) = self.stage.burst_end(vbid, held);
+                is_whole = !is_begun || reached <= held;
+                done = if is_whole { end } else { done };
+            }
+            None if !is_begun => {
+                let held = self.moments.first_held(vbid);
+                (done, _) = self.stage.burst_end(vbid, held);
+            }
+            _ => {}
+        }
+        self.stage.advance_to(vbid, done, &mut self.twins).await;
+        is_whole
+    }
+
+    /// Whether a snapshot that begins at an event is read from disk, as the server says.
+    fn is_from_disk(&self, at: usize) -> bool {
+        let Some(frame) = self.scenario.events[at].packet().and_then(frame) else { return false };
+        let marker = SnapshotMarker::decode(&frame).ok();
+        // Those in the order of the keys always are.
+        marker.is_none_or(|marker| marker.flags.contains(SnapshotFlags::DISK))
+    }
+
+    /// Writes what a snapshot holds that a stream gets while it is open, as far as it is not written,
+    /// and says what the fields of its marker follow from.
+    async fn write_until(&mut self, at: usize, vbid: u16, marker: &SnapshotMarker) -> Sources {
+        let held = self.moments.held(at);
+        let until = held.unwrap_or(marker.end_seqno.0);
+        let is_live = self.stage.lacks(vbid, until);
+        if is_live {
+            // Before it the stream had said all it had to say.
+            self.settle().await;
+            while self.stage.lacks(vbid, until)
+                && self.stage.advance_burst(vbid, until, &mut self.twins).await
+            {
+                self.settle().await;
+            }
+        }
+        let opened = self.opened.get(&at);
+        let is_whole = opened.map_or(self.stage.ends_burst(vbid, until), |opened| opened.is_whole);
+        let end = match self.sources.get(&vbid) {
+            Some(Source::Operations) if is_live && held.is_none() => Source::Itself,
+            Some(Source::Operations) if is_whole => Source::Operations,
+            Some(Source::Itself) => Source::Itself,
+            _ => Source::Changes,
+        };
+        self.twins.hide(Hidden::MomentOfWrite, end == Source::Changes && !is_whole);
+        let is_untold = opened.is_some_and(|opened| opened.is_untold);
+        Sources { end, place: if is_untold { Source::Itself } else { Source::Operations } }
     }
 
     /// Lets the branches begin that the recorded answer tells of.
@@ -186,35 +292,41 @@ impl Replay<'_> {
         if frame.header.opcode != Opcode::DCP_BUFFER_ACK {
             return;
         }
-        let mut later = self.scenario.events[at + 1..].iter().filter(|later| later.conn == conn);
-        let next = later.next().and_then(|next| match &next.kind {
-            EventKind::ServerPacket(packet) => Some(packet.clone()),
-            _ => None,
-        });
-        if let Some(vbid) = next.and_then(|packet| state_changed(&packet)) {
-            self.change_state(at, vbid);
+        let mut later = (at + 1..self.scenario.events.len())
+            .filter(|&later| self.scenario.events[later].conn == conn);
+        if let Some(vbid) = later.next().and_then(|next| self.state_changed(next)) {
+            self.change_state(vbid);
             self.settle().await;
         }
     }
 
-    /// A vBucket became what a later request says: a replica can be streamed, one that is dead or
-    /// gone cannot.
-    fn change_state(&mut self, at: usize, vbid: u16) {
-        let mut later = (at + 1..self.scenario.events.len()).filter(|&later| {
-            let packet = self.scenario.events[later].packet();
-            let request = packet.and_then(frame);
-            request.is_some_and(|frame| {
-                StreamRequest::decode(&frame).is_ok_and(|request| request.vbid.0 == vbid)
-            })
+    fn change_state(&mut self, vbid: u16) {
+        self.stage.set_state(vbid, self.stage.facts.becomes.unwrap_or(VBucketState::Dead));
+    }
+
+    /// The vBucket of a stream that ends because its vBucket changed: where line 1 says that one
+    /// does, that of any endless stream.
+    fn state_changed(&self, at: usize) -> Option<u16> {
+        let event = &self.scenario.events[at];
+        let EventKind::ServerPacket(packet) = &event.kind else { return None };
+        let frame = frame(packet)?;
+        let end = StreamEnd::decode(&frame).ok()?;
+        let is_due = match self.stage.facts.becomes {
+            Some(_) => self.is_endless(at, event.conn, frame.header.opaque),
+            None => end.reason == StreamEndReason::STATE_CHANGED,
+        };
+        is_due.then(|| frame.header.vbid().0)
+    }
+
+    /// Whether a stream was asked for without an end, before an event.
+    fn is_endless(&self, before: usize, conn: u32, opaque: Opaque) -> bool {
+        let events = self.scenario.events[..before].iter().rev();
+        let mut asked = events.filter(|event| event.conn == conn).filter_map(|event| {
+            let frame = event.packet().and_then(frame)?;
+            let request = StreamRequest::decode(&frame).ok();
+            request.filter(|request| request.opaque == opaque).map(|request| request.end_seqno)
         });
-        let answer = later.next().and_then(|asked| self.answer_of(asked));
-        match answer {
-            Some((status, _)) if status.is_success() => {
-                self.stage.set_state(vbid, VBucketState::Replica);
-            }
-            // To clients one that is gone is the same.
-            _ => self.stage.set_state(vbid, VBucketState::Dead),
-        }
+        asked.next() == Some(Seqno::MAX)
     }
 
     async fn server_packet(&mut self, at: usize, conn: u32, packet: &[u8]) {
@@ -223,24 +335,19 @@ impl Replay<'_> {
             return;
         };
         let vbid = frame.header.vbid().0;
-        if let Ok(marker) = SnapshotMarker::decode(&frame)
-            && self.stage.lacks(vbid, marker.end_seqno.0)
-        {
-            self.twins.hide(Hidden::MomentOfWrite, true);
-            // Before it the stream had said all it had to say.
-            self.settle().await;
-            self.stage.advance(vbid, marker.end_seqno.0, &mut self.twins).await;
-            self.settle().await;
-        }
-        if let Some(vbid) = state_changed(packet)
+        let sources = match SnapshotMarker::decode(&frame) {
+            Ok(marker) => Some(self.write_until(at, vbid, &marker).await),
+            Err(_) => None,
+        };
+        if let Some(vbid) = self.state_changed(at)
             && self.stage.is_alive(vbid)
         {
             self.settle().await;
-            self.change_state(at, vbid);
+            self.change_state(vbid);
             self.settle().await;
         }
         let client = self.clients.get_mut(&conn).unwrap();
-        client.sides.push_recorded(packet);
+        client.sides.push_recorded(packet, sources);
         if frame.header.opcode == Opcode::DCP_NOOP {
             client.await_packets(client.sides.recorded_count()).await;
         }
@@ -282,11 +389,4 @@ impl Replay<'_> {
         let found = client.sides.finish(&mut self.twins);
         self.differences.extend(found.into_iter().map(|what| format!("connection {conn}, {what}")));
     }
-}
-
-/// The vBucket of a stream that ends because its vBucket changed.
-fn state_changed(packet: &[u8]) -> Option<u16> {
-    let frame = frame(packet)?;
-    let end = StreamEnd::decode(&frame).ok()?;
-    (end.reason == StreamEndReason::STATE_CHANGED).then(|| frame.header.vbid().0)
 }

@@ -4,6 +4,7 @@ use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opcode, Status, snappy};
 use serde_json::Value;
 
 use super::hidden::Hidden;
+use super::markers::Marker;
 use super::parts::{error_maps_differ, is_map, maps_differ, versions_differ};
 use super::twins::Twins;
 
@@ -29,6 +30,8 @@ pub(super) struct Seen {
     value: Vec<u8>,
     /// As it came, before anything was left out: opaque, framing extras, value.
     raw: (u32, Vec<u8>, Vec<u8>),
+    /// The snapshot marker it is, if it is a recorded one.
+    pub(super) marker: Option<Marker>,
 }
 
 /// What two packets of the same place differ in.
@@ -74,6 +77,7 @@ impl Seen {
             key: frame.key.to_vec(),
             value,
             raw: (header.opaque.0, frame.framing_extras.to_vec(), frame.value.to_vec()),
+            marker: None,
         }
     }
 
@@ -104,6 +108,15 @@ impl Seen {
         if message(self) != message(ours) {
             let what = format!("{} is {}", self.name(), ours.name());
             return vec![Differs { what, is_another: true }];
+        }
+        if let Some(marker) = &self.marker {
+            marker.count(&mut twins.marker_fields);
+            let mut both = [self.clone(), ours.clone()];
+            for seen in &mut both {
+                seen.marker = None;
+                marker.clear_taken(&mut seen.extras, &mut seen.value);
+            }
+            return both[0].differences(&both[1], twins);
         }
         twins.hide(Hidden::OwnOpaque, self.opaque == OWN && self.raw.0 != ours.raw.0);
         twins.hide(Hidden::Duration, self.is_response && self.raw.1 != ours.raw.1);

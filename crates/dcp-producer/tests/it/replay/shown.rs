@@ -88,6 +88,11 @@ pub(super) fn shown(scenario: &Scenario) -> BTreeMap<u16, Shown> {
 }
 
 impl Shown {
+    /// The last change.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.items.keys().chain(self.events.keys()).max().copied()
+    }
+
     fn note(&mut self, frame: &Frame<'_>, collections: bool) {
         if frame.header.opcode == Opcode::DCP_SYSTEM_EVENT {
             if let Some((seqno, event)) = event(frame) {

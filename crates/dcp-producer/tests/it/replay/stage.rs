@@ -25,6 +25,8 @@ pub(super) struct Stage {
     pub(super) producer: Producer,
     pub(super) facts: Facts,
     histories: BTreeMap<u16, Vec<Step>>,
+    /// Seqno of each vBucket up to which a branch emptied memory.
+    emptied: BTreeMap<u16, u64>,
     /// Steps done of each history.
     done: BTreeMap<u16, usize>,
     /// Node that is written to, and the other one: it has the replica if there is one, else what
@@ -61,6 +63,7 @@ impl Stage {
         let mut stage = Self {
             producer,
             histories: histories(scenario),
+            emptied: BTreeMap::new(),
             done: BTreeMap::new(),
             nodes: [active, 1 - active],
             dead: BTreeSet::new(),
@@ -121,7 +124,7 @@ impl Stage {
     }
 
     fn next(&self, vbid: u16) -> Option<&Step> {
-        self.histories.get(&vbid)?.get(self.done.get(&vbid).copied().unwrap_or_default())
+        self.histories.get(&vbid)?.get(self.done(vbid))
     }
 
     pub(super) fn high_seqno(&self, vbid: u16) -> u64 {
@@ -133,23 +136,69 @@ impl Stage {
         self.producer.failover_logs()[&Vbid(vbid)][0].vbuuid.0
     }
 
-    /// Whether more is to be done before a vBucket can announce `seqno`.
+    /// Whether a stream from `start` begins with what a branch has left on disk only.
+    pub(super) fn is_emptied(&self, vbid: u16, start: u64) -> bool {
+        self.emptied.get(&vbid).is_some_and(|last| start < *last)
+    }
+
+    /// How much of a vBucket's history is done.
+    pub(super) fn done(&self, vbid: u16) -> usize {
+        self.done.get(&vbid).copied().unwrap_or_default()
+    }
+
+    /// How much of a history is done, and the highest seqno, once the burst is that holds `seqno`,
+    /// from where it stands and before a node fails.
+    pub(super) fn burst_end(&self, vbid: u16, seqno: u64) -> (usize, u64) {
+        let (mut done, mut high) = (self.done(vbid), self.high_seqno(vbid));
+        for step in self.histories.get(&vbid).into_iter().flatten().skip(done) {
+            let is_next = step.begins_burst && high >= seqno;
+            if is_next || matches!(step.deed, Deed::Fail) {
+                break;
+            }
+            (done, high) = (done + 1, step.seqno);
+        }
+        (done, high)
+    }
+
+    /// Whether a burst ends with `seqno`, which may be done already.
+    pub(super) fn ends_burst(&self, vbid: u16, seqno: u64) -> bool {
+        let steps = self.histories.get(&vbid).map_or(&[][..], Vec::as_slice);
+        let last = steps.iter().rposition(|step| step.seqno == seqno);
+        last.is_some_and(|last| {
+            let next = steps.get(last + 1);
+            next.is_none_or(|step| step.begins_burst || matches!(step.deed, Deed::Fail))
+        })
+    }
+
+    /// Whether more is to be done before a stream can have `seqno`.
     pub(super) fn lacks(&self, vbid: u16, seqno: u64) -> bool {
         self.next(vbid).is_some_and(|step| {
             step.seqno <= seqno && !matches!(step.deed, Deed::Fail) && self.high_seqno(vbid) < seqno
         })
     }
 
-    /// Does everything up to `seqno`.
-    pub(super) async fn advance(&mut self, vbid: u16, seqno: u64, twins: &mut Twins) {
+    /// Does everything until so many steps are done.
+    pub(super) async fn advance_to(&mut self, vbid: u16, done: usize, twins: &mut Twins) {
+        while self.done(vbid) < done {
+            self.step(vbid, twins).await;
+        }
+        self.write_waiting(twins).await;
+    }
+
+    /// Does what is left of the burst at hand, up to `seqno`; whether there was something to do.
+    pub(super) async fn advance_burst(&mut self, vbid: u16, seqno: u64, twins: &mut Twins) -> bool {
+        let before = self.done(vbid);
         while let Some(step) = self.next(vbid) {
             let begins_next = matches!(step.deed, Deed::Promote) && step.seqno == seqno;
-            if step.seqno > seqno || begins_next || matches!(step.deed, Deed::Fail) {
+            let is_next_burst = step.begins_burst && self.done(vbid) > before;
+            let is_over = step.seqno > seqno || begins_next || is_next_burst;
+            if is_over || matches!(step.deed, Deed::Fail) {
                 break;
             }
             self.step(vbid, twins).await;
         }
         self.write_waiting(twins).await;
+        self.done(vbid) > before
     }
 
     /// Does everything until a branch begins.
@@ -157,7 +206,7 @@ impl Stage {
         let Some(history) = self.histories.get(&vbid) else { return };
         let begins = |step: &Step| matches!(step.deed, Deed::Promote) && step.vbuuid == vbuuid;
         let Some(at) = history.iter().position(begins) else { return };
-        while self.done.get(&vbid).copied().unwrap_or_default() <= at {
+        while self.done(vbid) <= at {
             self.step(vbid, twins).await;
         }
     }
@@ -204,13 +253,24 @@ impl Stage {
             self.write_waiting(twins).await;
             self.producer.compact(Vbid(vbid), Seqno(self.facts.purge_seqno)).unwrap();
         }
-        if self.facts.evictions.get(&vbid) == Some(&step.seqno) {
+        if self.facts.on_disk == Some(step.seqno) {
             self.write_waiting(twins).await;
             self.producer.persist();
         }
     }
 
     fn promote(&mut self, vbid: u16, vbuuid: u64, twins: &mut Twins) {
+        // A branch closes the checkpoint. A closed one that is persisted stays in the memory of
+        // servers before 7.2 only.
+        let steps = self.histories.get(&vbid).into_iter().flatten().take(self.done(vbid));
+        let (mut is_persisted, mut last) = (true, 0);
+        for step in steps {
+            (is_persisted, last) = (is_persisted && step.spreads, step.seqno);
+        }
+        if is_persisted && self.facts.version.is_at_least(7, 2) {
+            self.producer.persist();
+            self.emptied.insert(vbid, last);
+        }
         self.producer.hold_persistence(Vbid(vbid), 0, true).unwrap();
         self.set_state(vbid, VBucketState::Replica);
         self.set_state(vbid, VBucketState::Active);

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::hidden::Hidden;
+use super::markers::Counts;
 
 /// The pairs of a replay.
 #[derive(Debug, Default)]
@@ -14,6 +15,8 @@ pub(super) struct Twins {
     pub(super) revisions: Pairs,
     /// What was left out of the comparison.
     pub(super) hidden: BTreeSet<Hidden>,
+    /// What the fields of the markers that were compared follow from.
+    pub(super) marker_fields: Counts,
 }
 
 impl Twins {
