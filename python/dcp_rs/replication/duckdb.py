@@ -148,7 +148,7 @@ class DuckDBTarget:
         table, state = quote(self._table), commit.state
         names = ", ".join(map(quote_column, commit.rows.column_names))
         same = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
-        with self._transaction(), self._registered(_rows=commit.rows, _deletes=commit.deletes):
+        with self._registered(_rows=commit.rows, _deletes=commit.deletes), self._transaction():
             self._save(state)
             for condition in commit.removals:
                 self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
