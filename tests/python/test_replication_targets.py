@@ -10,8 +10,11 @@ import pytest
 
 import dcp_rs
 import replicas
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
+
+# Whose target is locked while it is open.
+_LOCKED = ("postgres", "parquet")
 
 
 @pytest.fixture
@@ -126,6 +129,52 @@ def test_a_state_that_does_not_fit_on_one_commit_in_seven_is_noticed(cluster, fi
     with pytest.raises(AssertionError, match="vB "):
         run(cluster, target)
     assert target.commits == 7
+
+
+class Collected:
+    """A target that only collects its commits."""
+
+    modes = frozenset({"table", "log"})
+
+    def __init__(self):
+        self.commits = []
+
+    def open(self, schema, _):
+        self.schema = schema
+
+    def commit(self, commit):
+        self.commits.append(commit)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture(params=[name for name in replicas.ALL if not name.startswith(_LOCKED)])
+def unlocked(request, tmp_path):
+    return replicas.make(request.param, request, tmp_path)
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+def test_a_writer_that_another_has_overtaken_since_it_opened_commits_nothing(
+    cluster, fill, unlocked, has_rows
+):
+    fill("first", 20)
+    given = Collected()
+    replicate(cluster, given, mode=unlocked.mode, commit_rows=5)
+    for number in range(2):
+        fast, slow = open_target(unlocked.url), open_target(unlocked.url)
+        for target in (fast, slow):
+            target.open(given.schema, unlocked.mode)
+        commit = given.commits[number]
+        fast.commit(commit)
+        fast.close()
+        rows = commit.rows if has_rows else commit.rows.slice(0, 0)
+        state = dataclasses.replace(commit.state, complete_generation=7)
+        with pytest.raises(ConcurrentWriterError, match="another process writes"):
+            slow.commit(dataclasses.replace(commit, rows=rows, state=state))
+        slow.close()
+    assert len(unlocked.rows()) == sum(len(commit.rows) for commit in given.commits[:2])
+    assert unlocked.generations() == (1, 0)
 
 
 def test_an_error_of_duckdb_is_raised_as_it_is(cluster, tmp_path):

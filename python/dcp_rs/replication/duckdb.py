@@ -163,14 +163,17 @@ class DuckDBTarget:
     def _save(self, state: State) -> None:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
         if state.commits == 1:
-            self._run(f"INSERT INTO {_STATES} VALUES (?, ?, ?, ?, ?)", [self._table, *values])  # noqa: S608
-            return
-        saved = self._run(
-            f"UPDATE {_STATES} SET commits = ?, generation = ?, complete_generation = ?, state = ?"  # noqa: S608
-            " WHERE table_name = ? AND commits = ? RETURNING 1",
-            [*values, self._table, state.commits - 1],
-        )
-        if not saved:
+            statement = (
+                f"INSERT INTO {_STATES} VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"  # noqa: S608
+            )
+            values = [self._table, *values]
+        else:
+            statement = (
+                f"UPDATE {_STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
+                " state = ? WHERE table_name = ? AND commits = ? RETURNING 1"
+            )
+            values += [self._table, state.commits - 1]
+        if not self._run(statement, values):
             raise overtaken(self._table)
 
     def close(self) -> None:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.target import Address, Commit
 
 _STATE = "dcp_rs.state"
+_RETRIES = "commit.retry.num-retries"
 
 
 class IcebergTarget:
@@ -98,11 +99,13 @@ class IcebergTarget:
         before = self._load()
         if commit.state.commits != (0 if before is None else before.commits) + 1:
             raise overtaken(self._name)
+        # In this copy of the metadata alone. From 0.12 on, pyiceberg repeats a commit that lost
+        # against another on top of that, which would double rows and replace the newer state.
+        self._table.metadata.properties[_RETRIES] = "0"
         try:
-            # The commit asserts that the table is the one that was loaded.
+            # Without rows too: the snapshot asserts that the table is the one that was loaded.
             with self._table.transaction() as transaction:
-                if len(commit.rows):
-                    transaction.append(commit.rows.cast(self._schema))
+                transaction.append(commit.rows.cast(self._schema))
                 transaction.set_properties({_STATE: commit.state.to_json()})
         except CommitFailedException as error:
             raise overtaken(self._name) from error
