@@ -177,6 +177,28 @@ def test_a_writer_that_another_has_overtaken_since_it_opened_commits_nothing(
     assert unlocked.generations() == (1, 0)
 
 
+@pytest.mark.parametrize("options", ["", "?value_format=variant"])
+@pytest.mark.parametrize("mode", ["table", "log"])
+def test_a_document_that_duckdb_does_not_take_for_json_is_malformed(
+    cluster, tmp_path, mode, options
+):
+    """Half a surrogate pair is what is left of an emoji that was cut in two."""
+    documents = {"good": b'{"a":"\\ud83d\\ude00"}', "cut": b'{"a":"\\ud83d"}', "text": b"\\x41 {"}
+    for key, value in documents.items():
+        cluster.upsert(key, value)
+    assert cluster.get("cut").datatype == "json"
+    replica = replicas.InDuckDB(tmp_path)
+    replicate(cluster, replica.url + options, mode=mode)
+    found = replica.query(
+        "SELECT key, value::JSON AS value, _malformed FROM documents"
+        f" WHERE key IN {tuple(documents)}"
+    )
+    assert {row["key"]: row["_malformed"] for row in found} == documents | {"good": None}
+    assert {row["key"]: row["value"] and json.loads(row["value"]) for row in found} == {
+        "good": {"a": "\N{GRINNING FACE}"}, "cut": None, "text": None,
+    }  # fmt: skip
+
+
 def test_an_error_of_duckdb_is_raised_as_it_is(cluster, tmp_path):
     replica = replicas.InDuckDB(tmp_path)
     cluster.upsert("a", {})

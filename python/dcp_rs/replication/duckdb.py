@@ -19,7 +19,7 @@ from dcp_rs.replication.target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
@@ -156,9 +156,21 @@ class DuckDBTarget:
                 self._run(f"DELETE FROM {table} t USING _deletes d WHERE {same}")  # noqa: S608
             if len(commit.rows):
                 insert = "INSERT" if commit.has_new_rows_only else "INSERT OR REPLACE"
-                typed = f"* REPLACE (value::JSON::{self._value_type} AS value)"
-                rows = typed if "value" in commit.rows.column_names else "*"
-                self._run(f"{insert} INTO {table} ({names}) SELECT {rows} FROM _rows")  # noqa: S608
+                cells = self._cells(commit.rows.column_names)
+                self._run(f"{insert} INTO {table} ({names}) SELECT {cells} FROM _rows")  # noqa: S608
+
+    def _cells(self, columns: Sequence[str]) -> str:
+        """Returns what to select of the rows: documents as DuckDB's JSON, or as malformed.
+
+        DuckDB refuses some that others take for JSON, such as those with half a surrogate pair.
+        """
+        if "value" not in columns:
+            return "*"
+        cells = [f"TRY_CAST(value AS JSON)::{self._value_type} AS value"]
+        if "_malformed" in columns:
+            refused = "CASE WHEN TRY_CAST(value AS JSON) IS NULL THEN encode(value) END"
+            cells.append(f"coalesce(_malformed, {refused}) AS _malformed")
+        return f"* REPLACE ({', '.join(cells)})"
 
     def _save(self, state: State) -> None:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
