@@ -13,7 +13,12 @@ import pytest
 
 import dcp_rs
 import replicas
-from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
+from dcp_rs.exceptions import (
+    CheckpointError,
+    ClosedError,
+    ConcurrentWriterError,
+    ConfigError,
+)
 from dcp_rs.replication import open_target
 from replicas import Written
 
@@ -462,6 +467,21 @@ def test_two_that_write_to_one_target_do_not_both_commit(cluster, written, repli
 
 
 def test_the_guides_gauges_show_what_is_behind_and_when_it_was_committed(
+def test_a_client_that_is_closed_during_a_load_does_not_complete_it(cluster, written, tmp_path):
+    replica = replicas.InDuckDB(tmp_path)
+    for n in range(1000):
+        written.upsert(f"key_{n}", {"pad": "x" * 1000})
+    # A buffer that does not hold the load.
+    client = cluster.connect(buffer_size=1 << 16)
+    closing = Watched(replica, look=lambda _: client.close())
+    with pytest.raises(ClosedError):
+        dcp_rs.replicate(client, closing, once=True, commit_rows=50)
+    assert replica.generations() == (1, 0)
+    replicate(cluster, replica)
+    assert replica.generations() == (1, 1)
+    assert replica.documents() == written.documents()
+
+
     cluster, written, tmp_path
 ):
     names = replicas.gauges_of_the_guide("commits", "changes_per_second")

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple, Self
 
 import pyarrow.compute as pc
 
-from dcp_rs.exceptions import ClosedError
-
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -47,8 +45,6 @@ class Reader:
                 changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
                 self._put += changes.num_rows
                 self._queue.put(Read(changes, batch.checkpoint))
-            self._queue.put(Read(None, self._stream.checkpoint()))
-        except ClosedError:
             self._queue.put(Read(None, self._stream.checkpoint()))
         except Exception as error:  # noqa: BLE001 - raised again where it is taken
             self._queue.put(error)
