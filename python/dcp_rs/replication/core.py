@@ -27,7 +27,7 @@ from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.reader import Reader
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, Commit
+from dcp_rs.replication.target import IDENTITY, Commit, check_use
 
 if TYPE_CHECKING:
     import threading
@@ -100,16 +100,10 @@ class Replication:
 
     def _restore(self) -> State | None:
         """Returns the state to resume from; `None` to begin a generation."""
-        mode = self._settings.mode
-        found = self._target.open(self._layout.schema, mode)
-        if found is not None and found.mode != mode:
-            raise ConfigError(f"mode: the target is a {found.mode}, not a {mode}")
-        lost = set() if found is None else set(found.documents) - set(self._layout.documents)
-        if lost and mode == "table":
-            raise ConfigError(
-                f"document_schema: lacks {', '.join(sorted(lost))}, which the table has and which"
-                " would no longer be updated: keep it, or replicate to a new table"
-            )
+        mode, schema = self._settings.mode, self._layout.schema
+        found = self._target.open(schema, mode)
+        # Those of this package have checked it before they changed anything.
+        check_use(found, schema, mode)
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, overtaken
+from dcp_rs.replication.target import IDENTITY, check_use, overtaken
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -56,11 +56,12 @@ class DeltaTarget:
         address.allow()
         return cls(address.local_path("the table's folder", "delta:///folder"))
 
-    def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - both alike
+    def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._table.make(schema)
         state = self._load()
+        check_use(state, schema, mode)
         self._table.widen(schema)
         return state
 

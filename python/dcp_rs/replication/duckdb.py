@@ -11,6 +11,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
+    check_use,
     has_variant,
     missing_columns,
     overtaken,
@@ -89,6 +90,7 @@ class DuckDBTarget:
             " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
         )
         state = self._load()
+        check_use(state, schema, mode)
         self._prepare(schema, mode, is_known=state is not None)
         return state
 

@@ -11,6 +11,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
+    check_use,
     missing_columns,
     overtaken,
     quote,
@@ -82,6 +83,7 @@ class PostgresTarget:
         )
         state = State.from_json(found[0][0]) if found else None
         try:
+            check_use(state, schema, mode)
             self._prepare(want, mode, is_known=state is not None)
         except BaseException:
             self._connection.rollback()

@@ -72,6 +72,24 @@ class Target(Protocol):
         """Closes the target."""
 
 
+def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
+    """Checks that a target with this state can be written in a mode, with a schema.
+
+    Raises:
+        ConfigError: It has the other mode, or is a table with documents in more columns.
+    """
+    if state is None:
+        return
+    if state.mode != mode:
+        raise ConfigError(f"mode: the target is a {state.mode}, not a {mode}")
+    lost = sorted(set(state.documents) - set(schema.names))
+    if lost and mode == "table":
+        raise ConfigError(
+            f"document_schema: lacks {', '.join(lost)}, which the table has and which would no"
+            " longer be updated: keep it, or replicate to a new table"
+        )
+
+
 def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str) -> dict[str, str]:
     """Returns the columns to add to a table, by name and type.
 
