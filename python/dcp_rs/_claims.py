@@ -18,12 +18,35 @@ class Claims:
     """The vBuckets that one store object has claimed, under its own token.
 
     The last one to claim a vBucket owns it. A claim is never renewed by a save: a reader that was
-    fenced stays fenced until a stream starts from its store again.
+    fenced stays fenced until a stream starts from its store again. A copy of the store, made by a
+    fork or a pickle, is another reader, which has claimed nothing.
     """
 
     def __init__(self) -> None:
-        self.token = os.urandom(8).hex()
-        self.vbuckets: set[int] = set()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._token = os.urandom(8).hex()
+        self._vbuckets: set[int] = set()
+
+    def __reduce__(self) -> tuple[type[Claims], tuple[()]]:
+        """Pickles and copies as claims of nothing."""
+        return Claims, ()
+
+    @property
+    def token(self) -> str:
+        """The name of the owner."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._token
+
+    @property
+    def vbuckets(self) -> set[int]:
+        """The vBuckets that were claimed, to which others are added."""
+        if self._process != os.getpid():
+            self._begin()
+        return self._vbuckets
 
     def check(
         self, owners: Mapping[int, str], where: str, among: Iterable[int] | None = None

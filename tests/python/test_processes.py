@@ -12,7 +12,7 @@ import pytest
 
 import dcp_rs
 from dcp_rs import exceptions
-from dcp_rs.exceptions import ForkedProcessError
+from dcp_rs.exceptions import ForkedProcessError, TakenOverError
 from reading import rows_of
 from tap import Tap
 
@@ -195,6 +195,28 @@ def test_options_pickle_and_connections_do_not(cluster, client):
     for handle in (client, client.stream(until="now"), cluster):
         with pytest.raises(TypeError, match="cannot be pickled: pickle"):
             pickle.dumps(handle)
+
+
+def claimed_in_child(store):
+    assert in_child(lambda: store.claim(range(16))) is None
+
+
+def claimed_by_pickle(store):
+    pickle.loads(pickle.dumps(store)).claim(range(16))
+
+
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+@pytest.mark.parametrize("claim", [claimed_in_child, claimed_by_pickle])
+def test_a_copy_of_a_store_in_another_process_is_another_reader(client, fill, tmp_path, claim):
+    """As when a parent starts a child in place of one that hangs, each with its copy."""
+    fill(10)
+    store = dcp_rs.FileStore(tmp_path / "positions.json")
+    with client.stream(start=store) as stream:
+        batch = next(stream)
+    claim(store)
+    with pytest.raises(TakenOverError, match="another reader has taken over vBuckets 0-15"):
+        store.save(batch.checkpoint)
+    assert store.load() is None
 
 
 def test_checkpoints_pickle(client, fill):
