@@ -250,6 +250,11 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda cluster: cluster.create_bucket(), "drop it first"),
         (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
         (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
+        (lambda cluster: cluster.upsert("a", {"n": float("nan")}), "value: is not JSON"),
+        (
+            lambda cluster: cluster.upsert("a", "1", xattrs={"n": float("inf")}),
+            "xattrs: is not JSON",
+        ),
         (lambda _: dcp_rs.testing.EmbeddedCluster(replicas=4), "replicas: 4 is not from 0 to 3"),
         (
             lambda _: dcp_rs.testing.EmbeddedCluster(limits=dcp_rs.testing.Limits(max_streams=0)),

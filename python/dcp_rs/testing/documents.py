@@ -203,7 +203,7 @@ def _xattrs(xattrs: Mapping[str, object] | None) -> list[tuple[str, str]] | None
 
 def _json(option: str, value: object) -> str:
     try:
-        return json.dumps(value, separators=(",", ":"))
+        return json.dumps(value, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{option}: is not JSON: {error}") from error
 
