@@ -316,6 +316,14 @@ def test_a_path_is_not_taken_for_a_host(scheme):
         open_target(f"{scheme}://")
 
 
+def test_a_number_sign_is_part_of_a_path(cluster, tmp_path):
+    cluster.upsert("a", {})
+    replicate(cluster, f"duckdb://{tmp_path}/a#b.duckdb?table=c")
+    assert {path.name for path in tmp_path.iterdir()} == {"a#b.duckdb"}
+    with duckdb.connect(tmp_path / "a#b.duckdb") as database:
+        assert database.sql("SELECT count(*) FROM c").fetchall() == [(1,)]
+
+
 def test_a_target_that_lacks_something_is_told_what(client):
     class Half:
         modes = frozenset({"log"})

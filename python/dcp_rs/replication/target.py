@@ -173,7 +173,8 @@ class Address:
             ConfigError: It is none.
         """
         try:
-            parts = urlsplit(url)
+            # A # is part of a path or a password, as SQL libraries take it.
+            parts = urlsplit(url, allow_fragments=False)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
             raise ConfigError("target: not a URL such as duckdb:///path?table=name") from error
