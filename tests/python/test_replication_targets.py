@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import sys
+from urllib.parse import quote
 
 import duckdb
 import pytest
@@ -322,6 +323,15 @@ def test_a_number_sign_is_part_of_a_path(cluster, tmp_path):
     assert {path.name for path in tmp_path.iterdir()} == {"a#b.duckdb"}
     with duckdb.connect(tmp_path / "a#b.duckdb") as database:
         assert database.sql("SELECT count(*) FROM c").fetchall() == [(1,)]
+
+
+@pytest.mark.parametrize("password", ["some@one", "some/one", "some#one", "some:one", "some%one"])
+def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(password):
+    """In the error of libpq was a part of it, or all."""
+    with pytest.raises(ConfigError, match="write @ as %40") as raised:
+        open_target(f"postgresql://user:{password}@host:5432,[::1]/lake?table=t")
+    assert "some" not in str(raised.value)
+    open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
 
 
 def test_a_target_that_lacks_something_is_told_what(client):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,11 @@ if TYPE_CHECKING:
     from dcp_rs.replication.target import Address, Commit
 
 _STATES = "dcp_rs_replication"
+# What libpq reads as it is meant. Of anything else its error shows a part, maybe of the password.
+_ENCODED = r"%(?!00)[0-9A-Fa-f]{2}"
+_WORD = rf"(?:[^@:/?#%\[\]]|{_ENCODED})*"
+_HOST = rf"(?:\[[^@/?#\[\]]*\]|(?:[^,@:/?#%\[\]]|{_ENCODED})*)(?::[0-9]*)?"
+_HOSTS = re.compile(rf"(?:{_WORD}(?::{_WORD})?@)?{_HOST}(?:,{_HOST})*")
 # How long the backend of a killed process may take to notice.
 _PATIENCE = 30.0
 
@@ -64,7 +70,15 @@ class PostgresTarget:
         """Makes the target of `postgresql://user@host/database?table=name`.
 
         The table is `documents` by default; other options are libpq's.
+
+        Raises:
+            ConfigError: The user, the password or a host has a character that must be encoded.
         """
+        if _HOSTS.fullmatch(address.host) is None:
+            raise ConfigError(
+                "target: in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
+                " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass"
+            )
         return cls(address.url, address.options.get("table", "documents"))
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
