@@ -637,11 +637,12 @@ def test_what_can_be_a_log_only_is_no_table(cluster, url):
         ("delta://", "name the table's folder"),
         ("parquet:///x?table=y", "no option table; it takes none"),
         ("duckdb:///x?tabel=y", "no option tabel"),
+        ("iceberg://", "name the folder, as in iceberg:///folder"),
     ],
 )
 def test_a_url_that_names_no_target_is_refused(cluster, url, message):
     with cluster.connect() as client, pytest.raises(ConfigError, match=message):
-        dcp_rs.replicate(client, url)
+        dcp_rs.replicate(client, url, mode="log")
 
 
 def test_a_table_and_a_log_are_not_mixed_up(cluster, written, table):

@@ -334,6 +334,12 @@ def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(passwor
     open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
 
 
+@pytest.mark.parametrize("table", ["changes", "lake.", ".changes", "lake. "])
+def test_a_table_of_iceberg_needs_a_namespace(tmp_path, table):
+    with pytest.raises(ConfigError, match="needs a namespace, as in default"):
+        open_target(f"iceberg://{tmp_path}?table={quote(table)}")
+
+
 def test_a_target_that_lacks_something_is_told_what(client):
     class Half:
         modes = frozenset({"log"})

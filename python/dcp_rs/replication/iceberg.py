@@ -46,10 +46,13 @@ class IcebergTarget:
         this name is. The table is `default.changes` if not given.
 
         Raises:
-            ConfigError: There is another option.
+            ConfigError: There is no folder, no namespace, or another option.
             ImportError: pyiceberg is not installed.
         """
         address.allow("table")
+        table = address.options.get("table", "default.changes")
+        if not all(part.strip() for part in table.split(".")) or "." not in table:
+            raise ConfigError(f"target: table {table!r} needs a namespace, as in default.{table}")
         try:
             from pyiceberg.catalog import load_catalog
             from pyiceberg.catalog.sql import SqlCatalog
@@ -57,12 +60,12 @@ class IcebergTarget:
             raise ImportError(
                 'an Iceberg target needs pyiceberg: install it with pip install "dcp-rs[iceberg]"'
             ) from error
-        table = address.options.get("table", "default.changes")
         if address.host:
             return cls(load_catalog(address.host), table)
         from pathlib import Path
 
-        folder = Path(address.path)
+        example = "iceberg:///folder?table=namespace.name"
+        folder = Path(address.local_path("the folder", example))
         folder.mkdir(parents=True, exist_ok=True)
         catalog = SqlCatalog(
             "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
