@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs.documents import DocumentSchema
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.target import IDENTITY
 from dcp_rs.schema import Schema
 
@@ -29,6 +30,8 @@ _POSITION = (
     "cas",
     "timestamp",
 )
+# The column of a target that a stream does not have.
+_GENERATION = "generation"
 # Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
 
@@ -65,6 +68,11 @@ class Layout:
         ).to_pyarrow()
         basic = set(Schema().names)
         names = tuple(name for name in decoded.names if name not in basic)
+        if _GENERATION in names:
+            raise ConfigError(
+                f'document_schema: the column "{_GENERATION}" would appear twice: give a prefix,'
+                " such as doc_"
+            )
         columns = ["op", "key", "value", *_POSITION, *names]
         given: dict[str, Any] = {"value_format": "string", "document_schema": documents}
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
@@ -73,7 +81,7 @@ class Layout:
             kept.remove("value")
         fields = [read.field(name) for name in kept]
         place = kept.index("epoch")
-        fields.insert(place, pa.field("generation", pa.int32(), nullable=False))
+        fields.insert(place, pa.field(_GENERATION, pa.int32(), nullable=False))
         if mode == "table":
             fields = [
                 each.with_nullable(False) if each.name in IDENTITY else each for each in fields
@@ -101,7 +109,7 @@ class Layout:
                     columns["_malformed"],
                     pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
                 )
-        columns["generation"] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+        columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
 
 
