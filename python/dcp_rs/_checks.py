@@ -50,6 +50,8 @@ def path(option: str, value: object) -> None:
         os.fsencode(value)
     except UnicodeEncodeError as error:
         raise ConfigError(f"{option}: is not a valid path") from error
+    if not os.fspath(value):
+        raise ConfigError(f"{option}: must not be empty")
 
 
 def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:

@@ -212,8 +212,9 @@ def test_what_is_no_store_is_refused(client):
             client.stream(start=start)
     with pytest.raises(dcp_rs.exceptions.ConfigError, match="checkpoint"):
         dcp_rs.MemoryStore().save("text")
-    with pytest.raises(dcp_rs.exceptions.ConfigError, match="path"):
-        dcp_rs.FileStore(5)
+    for path in (5, ""):
+        with pytest.raises(dcp_rs.exceptions.ConfigError, match="path: must"):
+            dcp_rs.FileStore(path)
 
 
 @pytest.fixture
