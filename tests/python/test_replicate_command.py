@@ -74,6 +74,25 @@ def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start
     assert replica.documents() == written.documents()
 
 
+def test_it_goes_on_when_nobody_reads_its_progress_any_more(cluster, start, tmp_path):
+    replica = replicas.InDelta(tmp_path)
+    process = start(replica.url, "--json", "--commit-interval", 0.02)
+    assert process.stderr.readline()
+    process.stderr.close()
+    written = Written(cluster)
+    deadline = time.monotonic() + 60
+    for n in range(3):
+        # It reports about once a second.
+        time.sleep(1.2)
+        written.upsert(f"key_{n}", {})
+        while replica.documents() != written.documents():
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 0
+
+
 def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
     (tmp_path / "no.duckdb").write_bytes(b"this is not a database" * 1000)
     for arguments, message in [

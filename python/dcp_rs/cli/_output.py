@@ -85,12 +85,16 @@ class Reporter:
     def show(self, line: str) -> None:
         """Shows a temporary line."""
         self._last = time.monotonic()
+        end = "\n"
         if self._is_terminal:
             cells = shutil.get_terminal_size().columns - 1
             self._is_open = True
-            print(f"\r{line[:cells]}\x1b[K", end="", file=sys.stderr, flush=True)
-        else:
-            print(line, file=sys.stderr, flush=True)
+            line, end = f"\r{line[:cells]}\x1b[K", ""
+        try:
+            print(line, end=end, file=sys.stderr, flush=True)
+        except OSError:
+            # Nobody reads it any more, which is no reason to stop.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     def finish(self, line: str) -> None:
         """Shows the last line, which stays."""
