@@ -53,6 +53,12 @@ def test_given_seqnos_stream_the_vbuckets_they_name(client, fill):
     assert max(row["seqno"] for row in rows if row["vbucket"] == 3) == high[3]
 
 
+@pytest.mark.parametrize("options", [{"until": {3: 1, 16: 1}}, {"vbuckets": [3, 16]}])
+def test_a_vbucket_that_does_not_exist_is_refused(client, options):
+    with pytest.raises(ConfigError, match="vb:16 does not exist: the bucket has 16 vBuckets"):
+        client.stream(**options)
+
+
 def test_vbuckets_can_be_chosen(cluster, client, fill):
     documents = fill(200)
     expected = sorted(key for key in documents if cluster.vbucket_of(key) in {1, 2})

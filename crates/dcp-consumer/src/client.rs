@@ -284,13 +284,18 @@ impl Client {
             None => self.all_vbuckets().collect(),
             Some(vbids) => vbids.iter().copied().collect(),
         };
-        if let End::At(seqnos) = &options.end {
-            vbids.retain(|vbid| seqnos.contains_key(vbid));
-        }
+        let ends = match &options.end {
+            End::At(seqnos) => Some(seqnos),
+            _ => None,
+        };
         let num_vbuckets = self.num_vbuckets();
-        if let Some(vbid) = vbids.iter().find(|vbid| vbid.0 >= num_vbuckets) {
+        let mut named = vbids.iter().chain(ends.into_iter().flat_map(BTreeMap::keys));
+        if let Some(vbid) = named.find(|vbid| vbid.0 >= num_vbuckets) {
             let message = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
             return Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid));
+        }
+        if let Some(seqnos) = ends {
+            vbids.retain(|vbid| seqnos.contains_key(vbid));
         }
         Ok(vbids)
     }
