@@ -85,6 +85,25 @@ def test_moments_are_those_of_the_calendar(client, cluster):
     assert read == expected, f"seed {seed}"
 
 
+def test_times_beyond_the_calendar_are_malformed(client, cluster):
+    """Nothing that `datetime` cannot hold: it would fail for the whole batch."""
+    documents = {
+        "milliseconds": b'{"at":1700000000000}',
+        "year 0": b'{"day":"0000-12-31"}',
+        "before year 1": b'{"at":"0001-01-01T00:30:00+01:00"}',
+        "after year 9999": b'{"at":"9999-12-31T23:30:00-01:00"}',
+        "local": b'{"local":"0000-12-31T00:00:00"}',
+    }
+    for key, value in documents.items():
+        cluster.upsert(key, value)
+    cluster.upsert("last", {"day": "9999-12-31", "local": "9999-12-31T23:59:59.999999"})
+    schema = DocumentSchema("at TIMESTAMP, day DATE, local TIMESTAMP_NTZ", on_malformed="column")
+    rows = by_key(client, document_schema=schema)
+    assert {key: row["_malformed"] for key, row in rows.items()} == documents | {"last": None}
+    assert rows["last"]["day"] == dt.date.max
+    assert f"{rows['last']['local']}" == "9999-12-31 23:59:59.999999"
+
+
 def test_documents_are_decoded_to_columns(client, documents):
     rows = by_key(client, document_schema=DocumentSchema(SCHEMA, on_malformed="column"))
     assert {name: rows["good"][name] for name in READ} == READ

@@ -222,7 +222,7 @@ impl<'j> Reader<'j> {
             let micros = seconds.and_then(moments::seconds);
             return micros.ok_or_else(|| self.malformed(Problem::Expected(expected)));
         }
-        let utc = |text: &str| moments::moment(text).map(moments::Moment::utc_micros);
+        let utc = |text: &str| moments::moment(text).and_then(moments::Moment::utc_micros);
         self.moment(peek, expected, utc)
     }
 

@@ -1,9 +1,14 @@
-//! Dates and times in documents: ISO 8601 strings.
+//! Dates and times in documents: ISO 8601 strings of the years 1 to 9999.
+
+use std::ops::Range;
 
 use chrono::NaiveDate;
 
 const SECONDS_PER_DAY: i64 = 86_400;
 const MICROS_PER_SECOND: i64 = 1_000_000;
+
+/// The years 1 to 9999 in microseconds since 1970: what Spark and Python can show.
+const CALENDAR: Range<i64> = -62_135_596_800_000_000..253_402_300_800_000_000;
 
 /// Parses a date (`2024-02-29`) as days since 1970-01-01.
 pub(super) fn date(text: &str) -> Option<i32> {
@@ -23,12 +28,9 @@ pub(super) struct Moment {
 
 impl Moment {
     /// Microseconds since 1970-01-01 in UTC, which is assumed if there is no offset.
-    pub(super) const fn utc_micros(self) -> i64 {
-        let offset = match self.offset_seconds {
-            Some(seconds) => seconds,
-            None => 0,
-        };
-        self.local_micros - offset * MICROS_PER_SECOND
+    pub(super) fn utc_micros(self) -> Option<i64> {
+        let offset = self.offset_seconds.unwrap_or_default();
+        in_calendar(self.local_micros - offset * MICROS_PER_SECOND)
     }
 }
 
@@ -51,8 +53,12 @@ pub(super) fn moment(text: &str) -> Option<Moment> {
 }
 
 /// Whole seconds since 1970 as microseconds.
-pub(super) const fn seconds(seconds: i64) -> Option<i64> {
-    seconds.checked_mul(MICROS_PER_SECOND)
+pub(super) fn seconds(seconds: i64) -> Option<i64> {
+    seconds.checked_mul(MICROS_PER_SECOND).and_then(in_calendar)
+}
+
+fn in_calendar(micros: i64) -> Option<i64> {
+    CALENDAR.contains(&micros).then_some(micros)
 }
 
 struct Scan<'a>(&'a [u8]);
@@ -86,7 +92,7 @@ impl Scan<'_> {
     }
 
     fn date(&mut self) -> Option<i32> {
-        let year = i32::try_from(self.number(4, 9999)?).ok()?;
+        let year = i32::try_from(self.number(4, 9999)?).ok().filter(|year| *year > 0)?;
         let month = self.take(b'-').then(|| self.number(2, 12))??;
         let day = self.take(b'-').then(|| self.number(2, 31))??;
         let (month, day) = (u32::try_from(month).ok()?, u32::try_from(day).ok()?);
@@ -161,6 +167,7 @@ mod tests {
             "1900-02-29",
             "2024-02-30",
             "2024-01-00",
+            "0000-12-31",
             "2024-01-01 ",
             "20240101",
             "-001-01-01",
@@ -183,7 +190,7 @@ mod tests {
             ("2025-11-21t00:00:00z", day),
             ("2025-11-21T00:00:00+02", day - 2 * hour),
         ] {
-            assert_eq!(moment(text).map(Moment::utc_micros), Some(micros), "{text}");
+            assert_eq!(moment(text).and_then(Moment::utc_micros), Some(micros), "{text}");
         }
         for text in [
             "2025-11-21T",
@@ -207,8 +214,20 @@ mod tests {
     }
 
     #[test]
-    fn seconds_that_do_not_fit_are_none() {
-        assert_eq!(seconds(-1), Some(-1_000_000));
-        assert_eq!(seconds(i64::MAX), None);
+    fn times_before_year_1_and_after_9999_are_none() {
+        let (first, last) = (-62_135_596_800, 253_402_300_799);
+        for second in [first, -1, last] {
+            assert_eq!(seconds(second), Some(second * MICROS_PER_SECOND));
+        }
+        // The last but one counts milliseconds.
+        for second in [i64::MIN, first - 1, last + 1, 1_700_000_000_000, i64::MAX] {
+            assert_eq!(seconds(second), None, "{second}");
+        }
+        let utc = |text| moment(text).and_then(Moment::utc_micros);
+        assert_eq!(utc("0001-01-01T01:00+01:00"), Some(CALENDAR.start));
+        assert_eq!(utc("9999-12-31T22:59:59.999999-01:00"), Some(CALENDAR.end - 1));
+        for text in ["0001-01-01T00:59+01:00", "9999-12-31T23:00-01:00", "0000-06-30T00:00Z"] {
+            assert_eq!(utc(text), None, "{text}");
+        }
     }
 }
