@@ -321,3 +321,30 @@ print(client.num_vbuckets)
     assert records
     assert records[0].startswith("dcp_rs.consumer.connect DEBUG ")
     assert "canary-8f1c2e" not in done.stderr
+
+
+# Sleeps once the interpreter is gone, as handlers of C libraries at exit may do: for as many
+# seconds as the exit status says.
+_LEAVE = """
+import ctypes, socket, sys, threading, time
+import dcp_rs
+listening = socket.create_server(("127.0.0.1", 0))
+address = f"couchbase://127.0.0.1:{listening.getsockname()[1]}"
+options = {"bucket": "b", "username": "u", "password": "p", "connect_timeout": 60}
+for _ in range(10):
+    threading.Thread(
+        target=dcp_rs.connect, args=(address,), kwargs=options, daemon=True
+    ).start()
+time.sleep(0.5)
+listening.detach()
+libc = ctypes.CDLL(None)
+libc.on_exit(libc.sleep, None)
+sys.exit(1)
+"""
+
+
+def test_daemon_threads_that_wait_do_not_disturb_the_end_of_the_process(start_python):
+    for _ in range(3):
+        process = start_python(_LEAVE)
+        _, err = process.communicate(timeout=60)
+        assert (process.returncode, err) == (1, "")

@@ -176,12 +176,21 @@ where
             }
             let now = Instant::now();
             if now >= look {
-                Python::attach(|py| py.check_signals())?;
+                let Some(checked) = Python::try_attach(|py| py.check_signals()) else { linger() };
+                checked?;
                 look = now + tick;
             }
             thread::park_timeout(look.saturating_duration_since(now));
         }
     })
+}
+
+/// Waits for the end of the process: a daemon thread must not return to an interpreter that has shut
+/// down, whose state is gone.
+fn linger() -> ! {
+    loop {
+        thread::park();
+    }
 }
 
 /// The waiting thread.
