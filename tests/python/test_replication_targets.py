@@ -317,6 +317,35 @@ def test_a_path_is_not_taken_for_a_host(scheme):
         open_target(f"{scheme}://")
 
 
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_a_table_that_was_made_for_a_log_is_none(cluster, request, tmp_path, kind):
+    """As when a first attempt had a misspelt collection."""
+    cluster.upsert("a", {})
+    replica = replicas.make(f"{kind}-table", request, tmp_path)
+    with pytest.raises(ConfigError, match="no collection"):
+        replicate(cluster, replica.url, mode="log", collections="misspelt")
+    with pytest.raises(ConfigError, match=r"has no primary key \(collection_id, key\).*: drop it"):
+        replicate(cluster, replica.url)
+    replica.query("DROP TABLE documents")
+    for n in range(2):
+        replicate(cluster, replica.url)
+        cluster.upsert("a", {"n": n})
+
+
+@pytest.mark.parametrize("kind", ["duckdb", "postgres"])
+def test_a_table_of_the_users_own_may_have_a_unique_index(cluster, request, tmp_path, kind):
+    replica = replicas.make(f"{kind}-table", request, tmp_path)
+    replica.query(
+        "CREATE TABLE documents"
+        f" (key {'text' if kind == 'postgres' else 'VARCHAR'}, collection_id bigint,"
+        " UNIQUE (key, collection_id))"
+    )
+    for n in range(3):
+        cluster.upsert("a", {"n": n})
+        replicate(cluster, replica.url)
+        assert [json.loads(row["value"]) for row in replica.rows()] == [{"n": n}]
+
+
 def test_a_number_sign_is_part_of_a_path(cluster, tmp_path):
     cluster.upsert("a", {})
     replicate(cluster, f"duckdb://{tmp_path}/a#b.duckdb?table=c")

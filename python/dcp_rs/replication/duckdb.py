@@ -11,6 +11,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
+    check_key,
     check_use,
     has_variant,
     missing_columns,
@@ -109,11 +110,15 @@ class DuckDBTarget:
         columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
         with self._transaction():
             self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
-            have = {row[0]: row[1] for row in self._run(f"DESCRIBE {table}")}
+            described = self._run(f"DESCRIBE {table}")
+            have = {row[0]: row[1] for row in described}
             if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
                 raise ConfigError(
                     f"target: table {self._table} has rows that dcp_rs did not write: use another"
                 )
+            if mode == "table":
+                in_keys = {row[0] for row in described if row[3] is not None}
+                check_key([in_keys.intersection(IDENTITY)], self._table)
             for name, kind in missing_columns(have, want, self._table).items():
                 self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
 

@@ -12,6 +12,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
+    check_key,
     check_use,
     missing_columns,
     overtaken,
@@ -134,6 +135,14 @@ class PostgresTarget:
             raise ConfigError(
                 f"target: table {self._table} has rows that dcp_rs did not write: use another"
             )
+        if mode == "table":
+            keys = self._run(
+                "SELECT array_agg(attname) FROM pg_index"
+                " JOIN pg_attribute ON attrelid = indrelid AND attnum = ANY(indkey)"
+                " WHERE indrelid = to_regclass($1) AND indisunique GROUP BY indexrelid",
+                table,
+            )
+            check_key([key for (key,) in keys], self._table)
         for name, kind in missing_columns(have, want, self._table).items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
         # Rows to merge and to remove; empty again after each transaction.

@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -87,6 +87,23 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
         raise ConfigError(
             f"document_schema: lacks {', '.join(lost)}, which the table has and which would no"
             " longer be updated: keep it, or replicate to a new table"
+        )
+
+
+def check_key(keys: Iterable[Iterable[str]], table: str) -> None:
+    """Checks that a table is unique by the columns that identify a document.
+
+    Args:
+        keys: Columns of each primary key or unique index.
+        table: Name of the table, for the error.
+
+    Raises:
+        ConfigError: It is not: it was made for a log, or by somebody else.
+    """
+    if all(set(key) != set(IDENTITY) for key in keys):
+        raise ConfigError(
+            f"target: table {table} has no primary key ({', '.join(IDENTITY)}), without which no"
+            " document can be replaced: drop it, or use another"
         )
 
 
