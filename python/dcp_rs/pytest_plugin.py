@@ -33,7 +33,9 @@ def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluste
     from dcp_rs.testing import EmbeddedCluster
 
     mark = request.node.get_closest_marker("couchbase")
-    with EmbeddedCluster(**(mark.kwargs if mark else {})) as cluster:
+    # What is not named is no option: it is refused and not left out.
+    args, options = (mark.args, mark.kwargs) if mark else ((), {})
+    with EmbeddedCluster(*args, **options) as cluster:
         yield cluster
 
 

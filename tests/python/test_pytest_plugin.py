@@ -54,6 +54,22 @@ def test_the_fixture_gives_each_test_a_cluster_with_its_options(tmp_path):
     assert "2 passed" in done.stdout
 
 
+UNNAMED = """
+import pytest
+
+
+@pytest.mark.couchbase("travel")
+def test_another_bucket(couchbase_cluster):
+    pass
+"""
+
+
+def test_an_option_of_the_mark_without_its_name_is_refused(tmp_path):
+    done = run(tmp_path, UNNAMED)
+    assert done.returncode == 1
+    assert "takes 1 positional argument but 2 were given" in done.stdout
+
+
 SESSION = """
 import pytest
 
