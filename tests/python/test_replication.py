@@ -467,6 +467,16 @@ def test_two_that_write_to_one_target_do_not_both_commit(cluster, written, repli
     assert replica.documents() == before
 
 
+def test_a_wait_for_a_collection_that_is_not_there_is_said(cluster, tmp_path, caplog):
+    url = replicas.InDuckDB(tmp_path).url
+    replicate(cluster, url, collections="inventory.hotel")
+    with cluster.connect(retry_timeout=0.5) as client, pytest.raises(ConfigError) as raised:
+        dcp_rs.replicate(client, url, once=True, collections="inventory.hotle")
+    said = [record.message for record in caplog.records if record.name == "dcp_rs.replication"]
+    assert "no collection 'inventory.hotle'" in str(raised.value)
+    assert said == [f"waits up to 0.5 s, since {raised.value}"]
+
+
 def test_a_client_that_is_closed_during_a_load_does_not_complete_it(cluster, written, tmp_path):
     replica = replicas.InDuckDB(tmp_path)
     for n in range(1000):

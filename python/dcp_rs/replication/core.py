@@ -113,7 +113,8 @@ class Replication:
 
     def _open(self, *, until_now: bool) -> ChangeStream:
         """Opens the stream from the target's position, or for a new generation."""
-        deadline = time.monotonic() + self._client.options.retry_timeout
+        patience = self._client.options.retry_timeout
+        deadline, has_warned = time.monotonic() + patience, False
         while True:
             try:
                 if self._client_is_outdated:
@@ -125,6 +126,9 @@ class Replication:
                 is_new = self._state is None
                 if is_new or self._settings.stop.is_set() or time.monotonic() > deadline:
                     raise
+                if not has_warned:
+                    _log.warning("waits up to %g s, since %s", patience, error)
+                    has_warned = True
                 self._settings.stop.wait(_TICK)
 
     def _open_once(self, *, until_now: bool) -> ChangeStream:
