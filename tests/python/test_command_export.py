@@ -96,6 +96,31 @@ def test_what_is_there_is_written_over_only_by_force(fill, export, tmp_path):
     assert len(file.read_text().splitlines()) == 5
 
 
+def test_what_is_no_regular_file_is_never_replaced(fill, export, tmp_path):
+    fill(1)
+    pipe, folder = tmp_path / "pipe", tmp_path / "folder"
+    os.mkfifo(pipe)
+    folder.mkdir()
+    for path in (pipe, folder, "", "/"):
+        for force in ((), ("--force",)):
+            assert "is not a regular file" in export(path, "--format", "jsonl", *force, status=1)
+    assert pipe.is_fifo()
+    assert folder.is_dir()
+
+
+def test_a_symbolic_link_stays_one(fill, export, tmp_path):
+    fill(3)
+    link, file = tmp_path / "link.jsonl", tmp_path / "elsewhere" / "file.jsonl"
+    file.parent.mkdir()
+    file.write_text("before")
+    link.symlink_to(file)
+    assert "--force" in export(link, status=1)
+    export(link, "--force")
+    assert link.is_symlink()
+    assert len(file.read_text().splitlines()) == 3
+    assert {path.name for path in tmp_path.iterdir()} == {"link.jsonl", "elsewhere"}
+
+
 def test_a_checkpoint_makes_the_next_file_one_of_what_came_since(fill, export, tmp_path):
     fill(5)
     kept = tmp_path / "kept"

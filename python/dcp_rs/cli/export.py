@@ -74,10 +74,7 @@ def export(
         raise click.UsageError(
             f"the extension of FILE is none of {', '.join(_ENDINGS)}: pass the format with --format"
         )
-    if file != "-" and os.path.lexists(file) and not force:
-        raise ConfigError(f"{file} already exists: use --force to overwrite it")
-    if file != "-" and not Path(file).parent.is_dir():
-        raise ConfigError(f"the folder {Path(file).parent} does not exist: create it first")
+    target = None if file == "-" else _target(file, force=force)
     if form != "jsonl":
         # Before anything is written: Ctrl-C during an import ends Python by the signal.
         _import_arrow(form)
@@ -85,20 +82,37 @@ def export(
     if store is not None:
         go_on_from(store, reading)
     with Client(connection) as client, client.stream(until="now", **reading) as stream:
-        with _appearing(file) as output:
+        with _appearing(target) as output:
             _write(stream, form, output)
         if store is not None:
             store.save(stream.checkpoint())
 
 
+def _target(file: str, *, force: bool) -> Path:
+    """Returns the file to create or replace."""
+    path = Path(file)
+    # It is renamed to, which would put a file in the place of a device or a pipe.
+    if path.exists() and not path.is_file():
+        raise ConfigError(
+            f"{file!r} is not a regular file: to write to a device or a pipe, use - and redirect"
+            " standard output"
+        )
+    if os.path.lexists(path) and not force:
+        raise ConfigError(f"{file} already exists: use --force to overwrite it")
+    # A symbolic link stays one.
+    path = Path(os.path.realpath(path))
+    if not path.parent.is_dir():
+        raise ConfigError(f"the folder {path.parent} does not exist: create it first")
+    return path
+
+
 @contextlib.contextmanager
-def _appearing(file: str) -> Iterator[IO[bytes]]:
+def _appearing(path: Path | None) -> Iterator[IO[bytes]]:
     """Opens a file that is renamed once it is complete, and removed on failure."""
-    if file == "-":
+    if path is None:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    path = Path(file)
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     before = signal.signal(signal.SIGTERM, _end)
     try:
