@@ -1,5 +1,6 @@
 """`dcp-rs export`: files that are whole or not there."""
 
+import errno
 import json
 import os
 import signal
@@ -94,6 +95,32 @@ def test_what_is_there_is_written_over_only_by_force(fill, export, tmp_path):
     assert file.read_text() == "mine"
     export(file, "--force")
     assert len(file.read_text().splitlines()) == 5
+
+
+@pytest.mark.parametrize("has_links", [True, False])
+def test_a_file_that_appears_meanwhile_is_kept(fill, export, tmp_path, monkeypatch, has_links):
+    fill(5)
+    file = tmp_path / "out.jsonl"
+    sync = os.fsync
+
+    def sync_beside_another(number):
+        sync(number)
+        file.write_text("another's")
+
+    def link(*_, **__):
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+    if not has_links:
+        monkeypatch.setattr(os, "link", link)
+        export(tmp_path / "first.jsonl")
+        assert len((tmp_path / "first.jsonl").read_text().splitlines()) == 5
+        (tmp_path / "first.jsonl").unlink()
+    monkeypatch.setattr(os, "fsync", sync_beside_another)
+    kept = tmp_path / "kept"
+    assert "--force" in export(file, "--checkpoint", kept, status=1)
+    assert file.read_text() == "another's"
+    assert not kept.exists()
+    assert not list(tmp_path.glob(".*"))
 
 
 def test_what_is_no_regular_file_is_never_replaced(fill, export, tmp_path):

@@ -82,7 +82,7 @@ def export(
     if store is not None:
         go_on_from(store, reading)
     with Client(connection) as client, client.stream(until="now", **reading) as stream:
-        with _appearing(target) as output:
+        with _appearing(target, force=force) as output:
             _write(stream, form, output)
         if store is not None:
             store.save(stream.checkpoint())
@@ -98,7 +98,7 @@ def _target(file: str, *, force: bool) -> Path:
             " standard output"
         )
     if os.path.lexists(path) and not force:
-        raise ConfigError(f"{file} already exists: use --force to overwrite it")
+        raise _exists(file)
     # A symbolic link stays one.
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
@@ -107,7 +107,7 @@ def _target(file: str, *, force: bool) -> Path:
 
 
 @contextlib.contextmanager
-def _appearing(path: Path | None) -> Iterator[IO[bytes]]:
+def _appearing(path: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
     """Opens a file that is renamed once it is complete, and removed on failure."""
     if path is None:
         yield sys.stdout.buffer
@@ -120,13 +120,34 @@ def _appearing(path: Path | None) -> Iterator[IO[bytes]]:
             yield output
             output.flush()
             os.fsync(output.fileno())
-        hidden.replace(path)
+        _publish(hidden, path, force=force)
         _sync_folder(path)
     except BaseException:
         hidden.unlink(missing_ok=True)
         raise
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def _publish(hidden: Path, path: Path, *, force: bool) -> None:
+    if not force:
+        # Unlike a rename, a link fails if the file was created meanwhile.
+        try:
+            path.hardlink_to(hidden)
+        except FileExistsError:
+            raise _exists(path) from None
+        except OSError:
+            # Not every file system has links.
+            if os.path.lexists(path):
+                raise _exists(path) from None
+        else:
+            hidden.unlink()
+            return
+    hidden.replace(path)
+
+
+def _exists(file: str | Path) -> ConfigError:
+    return ConfigError(f"{file} already exists: use --force to overwrite it")
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
