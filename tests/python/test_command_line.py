@@ -280,7 +280,8 @@ def test_a_checkpoint_counts_no_row_that_was_not_written(cluster, fill, tmp_path
     assert len(output.read_text().splitlines()) == 20
 
 
-def test_rows_are_written_to_disk_before_the_checkpoint_is(cluster, fill, tmp_path):
+@pytest.mark.parametrize("command", ["cat {}", "export {} - --format jsonl"])
+def test_rows_are_written_to_disk_before_the_checkpoint_is(cluster, fill, tmp_path, command):
     fill(20)
     # Says what is done in which order; the process is the real one otherwise.
     program = """
@@ -301,14 +302,16 @@ os.fsync, dcp_rs.stores.FileStore.save = noted_fsync, noted_save
 sys.exit(main(sys.argv[1:]))
 """
     output = tmp_path / "output"
-    arguments = on(cluster, "cat", "--checkpoint", str(tmp_path / "kept"))
+    name, *more = command.replace(" {}", "").split()
+    arguments = on(cluster, name, *more, "--checkpoint", str(tmp_path / "kept"))
     with output.open("wb") as out:
         done = subprocess.run(
             [sys.executable, "-c", program, *arguments], stdout=out, stderr=subprocess.PIPE,
             timeout=60, env=environment(DCP_RS_PASSWORD="canary-8f1c2e"), text=True,
         )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    notes = [tuple(line.split()) for line in done.stderr.splitlines()]
+    told = done.stderr.splitlines()
+    notes = [tuple(line.split()) for line in told if line.startswith(("synced", "saved"))]
     assert ("saved", str(output.stat().st_size)) in notes
     synced = "0"
     for what, size in notes:

@@ -15,7 +15,7 @@ import click
 
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.cli._options import connection_options, go_on_from, reading_options
-from dcp_rs.cli._output import Reporter
+from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ConfigError
@@ -111,7 +111,7 @@ def _appearing(path: Path | None, *, force: bool) -> Iterator[IO[bytes]]:
     """Opens a file that is renamed once it is complete, and removed on failure."""
     if path is None:
         yield sys.stdout.buffer
-        sys.stdout.buffer.flush()
+        write((), durably=True)
         return
     hidden = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     before = signal.signal(signal.SIGTERM, _end)
