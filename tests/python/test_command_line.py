@@ -429,6 +429,13 @@ def test_changes_are_printed_over_tls_with_a_password_from_a_file(tmp_path):
         assert done.returncode == 1
 
 
+def test_a_password_is_read_from_a_pipe(cluster, fill):
+    fill(2)
+    # Two nodes: it is needed for more than one connection.
+    arguments = on(cluster, "cat", "--password-file", "/dev/stdin", "-f", "%k\\n")
+    assert sorted(lines(run(*arguments, stdin=b"canary-8f1c2e\n"))) == ["key_0", "key_1"]
+
+
 def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
     user, admin = ("--username", "u"), ("--username", "Administrator")

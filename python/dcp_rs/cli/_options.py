@@ -214,7 +214,8 @@ def _take_connection(options: dict[str, Any]) -> None:
         )
     if "username" in connection:
         secret = _of_user(variable, file)
-        if file is None:
+        # A pipe, as the shell's <(...) is, has been read to its end.
+        if file is None or not file.is_file():
             connection["password"] = secret
         else:
             # Read for each connection: the password in it may change.
