@@ -183,6 +183,13 @@ def test_a_certificate_that_is_given_to_a_served_cluster_is_read(tmp_path):
     assert b"--tls-certificate" in done.stderr
 
 
+def test_no_authority_is_written_for_a_certificate_that_is_given(tmp_path):
+    given = ["--tls-certificate", tmp_path / "none", "--tls-key", tmp_path / "none"]
+    done = run("serve", *given, "--tls-ca", tmp_path / "ca.pem")
+    assert done.returncode == 2
+    assert b"--tls-ca and --tls-certificate" in done.stderr
+
+
 def test_changes_are_printed_and_a_checkpoint_is_kept(cluster, fill, tmp_path):
     fill(30)
     address = f"{cluster.connection_string}/default"

@@ -120,6 +120,11 @@ def serve(
     --faults, SIGHUP reads the file again. The options and their defaults are those of
     dcp_rs.testing.EmbeddedCluster.
     """
+    if tls_ca is not None and options["tls_certificate"] is not None:
+        raise click.UsageError(
+            "--tls-ca and --tls-certificate: give one of them, --tls-ca writes the authority that"
+            " signed a certificate made for the cluster"
+        )
     settings = given(options)
     limits = {name: settings.pop(name) for name in _DEFAULTS["limits"] if name in settings}
     secret = password(password_env, password_file)
