@@ -1,6 +1,7 @@
 """`dcp-rs` in a terminal, at the end of a pipe, and without its extra."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -95,6 +96,17 @@ def test_top_shows_what_goes_on_until_q(cluster, address):
         assert terminal.end() == 0
         assert "Traceback" not in terminal.text
         # The screen that was there before is there again, and keys are shown.
+        assert terminal.raw.rstrip().endswith(b"\x1b[?1049l")
+        assert terminal.modes_now() == terminal.modes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_top_leaves_the_terminal_as_it_was_when_a_signal_ends_it(address, number):
+    with Terminal("top", address, *USER, DCP_RS_PASSWORD="canary-8f1c2e") as terminal:
+        terminal.wait_for("16 streaming")
+        terminal.process.send_signal(number)
+        assert terminal.end() == 128 + number
+        assert "Traceback" not in terminal.text
         assert terminal.raw.rstrip().endswith(b"\x1b[?1049l")
         assert terminal.modes_now() == terminal.modes
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import sys
 import termios
 import threading
@@ -145,6 +146,8 @@ def _run(monitor: Monitor, failure: _Failure, interval: float) -> None:
     """Draws until q is pressed or the stream ends."""
     from rich.live import Live
 
+    # By default it would end the process and leave the terminal without echo, on the other screen.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with _keys() as pressed, Live(screen=True, auto_refresh=False, redirect_stderr=False) as live:
         # The first one soon, but not at once: a rate needs some time.
         due = time.monotonic() + min(interval, 0.3)
