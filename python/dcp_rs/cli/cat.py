@@ -42,7 +42,8 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
             r" %{column}; \n, \t, \xFF.",
         ),
         click.option(
-            "-n", "--limit", type=click.IntRange(min=0), metavar="N", help="Stop after N changes."
+            "-n", "--limit", type=click.IntRange(0, sys.maxsize), metavar="N",
+            help="Stop after N changes.",
         ),
         connection_options,
     ):  # fmt: skip

@@ -32,12 +32,23 @@ if TYPE_CHECKING:
 _QUIT = frozenset("qQ")
 
 
+def _interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    # Also false if it is not a number.
+    if not 0.1 <= seconds <= 86_400:
+        raise click.BadParameter(f"{text!r} is not a number of seconds from 0.1 to 86400")
+    return seconds
+
+
 @click.command()
 @connection_options
 @reader_options(required=False)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.1),
+    type=_interval,
     default=1.0,
     metavar="SECONDS",
     help="Refresh interval (1).",
