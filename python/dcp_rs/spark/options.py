@@ -327,21 +327,28 @@ def _boolean(name: str, value: object) -> bool:
     return text in _TRUE
 
 
-def _number(name: str, value: object) -> int:
-    try:
-        number = int(str(value))
-    except ValueError:
-        number = 0
-    if number < 1:
-        raise _wrong(name, value, "a whole number above 0")
-    return number
+# The largest number that Spark takes as a limit.
+_MOST = (1 << 63) - 1
+
+
+def _number_to(most: int) -> _Parser:
+    def parse(name: str, value: object) -> int:
+        try:
+            number = int(str(value))
+        except ValueError:
+            number = 0
+        if not 1 <= number <= most:
+            raise _wrong(name, value, f"a whole number from 1 to {most}")
+        return number
+
+    return parse
 
 
 def _size(name: str, value: object) -> int:
     text = str(value).strip().lower().removesuffix("b")
     unit = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}.get(text[-1:], 1)
     try:
-        size = int(text.rstrip("kmg")) * unit
+        size = int(text if unit == 1 else text[:-1]) * unit
     except ValueError:
         size = 0
     if size < 1:
@@ -400,8 +407,8 @@ def _vbuckets(name: str, value: object) -> tuple[int, ...]:
     try:
         parts = value.split(",") if isinstance(value, str) else list(value)  # type: ignore[call-overload]
         for part in parts:
-            first, _, last = str(part).partition("-")
-            low, high = int(first), int(last or first)
+            first, dash, last = str(part).partition("-")
+            low, high = int(first), int(last if dash else first)
             if not 0 <= low <= high <= 0xFFFF:
                 raise _wrong(name, value, expected)
             found.update(range(low, high + 1))
@@ -439,7 +446,7 @@ def _offsets(*words: str) -> _Parser:
 
 _PARSERS: dict[str, _Parser] = {
     "batch_bytes": _size,
-    "batch_rows": _number,
+    "batch_rows": _number_to(_MOST),
     "collections": _names,
     "columns": _names,
     "compressed": _boolean,
@@ -452,10 +459,11 @@ _PARSERS: dict[str, _Parser] = {
     "include_value": _boolean,
     "key_type": _word,
     "keys": _names,
-    "max_rows_per_trigger": _number,
+    "max_rows_per_trigger": _number_to(_MOST),
     "metadata": _metadata,
     "network": _word,
-    "num_partitions": _number,
+    # There are no more vBuckets.
+    "num_partitions": _number_to(0xFFFF),
     "on_malformed": _word,
     "on_rollback": _word,
     "ops": _names,
