@@ -36,7 +36,7 @@ class Driver:
 
     def earliest(self) -> Offsets:
         """Returns offsets before every first change."""
-        return self._ask("connecting", lambda planner: planner.earliest())
+        return self._ask("planning a read", lambda planner: planner.earliest())
 
     def latest(self) -> Offsets:
         """Returns offsets after what may be read now."""
