@@ -358,6 +358,20 @@ def test_ctrl_c_keeps_what_was_written_and_no_more(cluster, fill, tmp_path):
     assert written | set(lines(done)) == {f'{{"key": "{key}"}}' for key in documents}
 
 
+def test_ctrl_c_before_the_limit_keeps_what_was_written(cluster, fill, tmp_path):
+    fill(20)
+    kept, output = tmp_path / "positions.json", tmp_path / "output"
+    limited = ["-n", "1000", "--columns", "key", "--checkpoint", kept]
+    with output.open("wb") as out:
+        process = begin(cluster, *TAIL, *limited, stdout=out)
+        eventually(lambda: output.read_bytes().count(b"\n") == 20)
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=30) == (None, b"")
+    assert process.returncode == 130
+    # The signal may come right after the last row was written.
+    assert positions(kept) in {19, 20}
+
+
 SECRET = "hunter2-is-secret"
 
 

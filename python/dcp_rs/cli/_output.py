@@ -29,8 +29,15 @@ def write(chunks: Iterable[bytes], *, durably: bool = False) -> None:
     output = sys.stdout.buffer
     output.writelines(chunks)
     output.flush()
-    if durably and stat.S_ISREG(os.fstat(output.fileno()).st_mode):
-        os.fsync(output.fileno())
+    if durably:
+        sync()
+
+
+def sync() -> None:
+    """Syncs what was written to disk, if it went to a file."""
+    output = sys.stdout.fileno()
+    if stat.S_ISREG(os.fstat(output).st_mode):
+        os.fsync(output)
 
 
 def width() -> int | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs.cli._options import connection_options, go_on_from, output_options, reading_options
-from dcp_rs.cli._output import width, write
+from dcp_rs.cli._output import sync, width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.options import BatchPolicy
@@ -112,20 +112,27 @@ def _print(
 def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: int | None) -> None:
     is_kept_at_end = store is not None and limit is not None
     left = limit
-    is_empty = True
-    for batch in stream if left != 0 else ():
-        is_empty = False
-        rows = itertools.islice(batch.tuples(), left)
-        write(lines.of(rows), durably=store is not None and not is_kept_at_end)
-        if store is not None and not is_kept_at_end:
-            store.save(batch.checkpoint)
-        if left is not None:
-            left -= len(batch)
-            if left <= 0:
-                break
+    written = None
+    try:
+        for batch in stream if left != 0 else ():
+            rows = itertools.islice(batch.tuples(), left)
+            write(lines.of(rows), durably=store is not None and not is_kept_at_end)
+            written = batch
+            if store is not None and not is_kept_at_end:
+                store.save(batch.checkpoint)
+            if left is not None:
+                left -= len(batch)
+                if left <= 0:
+                    break
+    except BaseException:
+        # Also Ctrl-C is an end.
+        if store is not None and is_kept_at_end and written is not None:
+            sync()
+            store.save(written.checkpoint)
+        raise
     if store is not None and limit != 0:
         # Also past filtered-out changes after the last row.
         write((), durably=True)
         store.save(stream.checkpoint())
-    if is_empty and limit != 0 and sys.stderr.isatty():
+    if written is None and limit != 0 and sys.stderr.isatty():
         print("dcp-rs: 0 changes", file=sys.stderr)
