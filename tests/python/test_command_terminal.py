@@ -140,6 +140,37 @@ def test_a_closed_pipe_ends_a_command_quietly(address, fill, command):
     assert "Broken" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        ("cat {} --checkpoint kept >&-", 1),
+        ("cat {} --checkpoint kept --output table >&-", 1),
+        ("export {} changes.jsonl >&-", 0),
+        ("export {} changes.jsonl 2>&-", 0),
+        ("export {} changes.jsonl >&- 2>&-", 0),
+        ("cat {} 2>&-", 0),
+    ],
+)
+def test_a_closed_standard_stream_ends_only_what_writes_to_it(
+    address, fill, tmp_path, command, status
+):
+    fill(3)
+    words = command.format(f"{address} --username Administrator")
+    done = subprocess.run(
+        f"{sys.executable} -W ignore -m dcp_rs {words}",
+        shell=True, executable="/bin/bash", capture_output=True, timeout=60, text=True,
+        cwd=tmp_path, env=os.environ | {"DCP_RS_PASSWORD": "canary-8f1c2e"},
+    )  # fmt: skip
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "kept").exists()
+    for file in tmp_path.iterdir():
+        if file.name == "changes.jsonl":
+            assert len(file.read_text().splitlines()) == 3
+    if command.startswith("cat {} 2"):
+        assert len(done.stdout.splitlines()) == 3
+
+
 def run_python(program, *arguments, **variables):
     return subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program, *arguments],

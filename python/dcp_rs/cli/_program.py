@@ -81,6 +81,7 @@ def run(arguments: Sequence[str]) -> int:
     instruction = os.environ.get(_COMPLETION)
     if instruction:
         return shell_completion.shell_complete(_program, {}, _NAME, _COMPLETION, instruction)
+    _stand_in()
     try:
         # Not with `Command.main`, which prints its own messages after Ctrl-C and a closed pipe.
         with _program.make_context(_NAME, list(arguments)) as context:
@@ -93,13 +94,30 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _stand_in() -> None:
+    """Opens standard streams that the caller has closed, as with `2>&-`.
+
+    What is printed to standard error is dropped; to standard output, it is an error: a checkpoint
+    must not count rows that went nowhere.
+    """
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(os.open(os.devnull, os.O_RDONLY), "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+
+
 def _failed(error: BaseException) -> int:
     """Prints the error and returns the exit status."""
     if isinstance(error, KeyboardInterrupt | click.Abort):
         return 130
+    if isinstance(error, OSError):
+        try:
+            sys.stdout.flush()
+        except OSError:
+            # Python would report it again when it flushes at exit.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if isinstance(error, BrokenPipeError):
-        # The reader closed the pipe. Python would report it again when it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader closed the pipe.
         return 0
     if isinstance(error, click.UsageError):
         _refuse(error)
