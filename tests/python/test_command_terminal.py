@@ -140,6 +140,19 @@ def test_a_closed_pipe_ends_a_command_quietly(address, fill, command):
     assert "Broken" not in done.stderr
 
 
+@pytest.mark.parametrize("errors", ["2>&1 | true", "2>/dev/full"])
+def test_progress_that_no_one_reads_ends_no_export(address, fill, tmp_path, errors):
+    fill(3)
+    done = subprocess.run(
+        f"{sys.executable} -W ignore -m dcp_rs export {address} --username Administrator"
+        f" changes.jsonl {errors}; exit ${{PIPESTATUS[0]}}",
+        shell=True, executable="/bin/bash", capture_output=True, timeout=60, text=True,
+        cwd=tmp_path, env=os.environ | {"DCP_RS_PASSWORD": "canary-8f1c2e"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len((tmp_path / "changes.jsonl").read_text().splitlines()) == 3
+
+
 @pytest.mark.parametrize(
     ("command", "status"),
     [

@@ -78,7 +78,10 @@ def print_picture(picture: RenderableType) -> None:
 
 
 class Reporter:
-    """Prints a progress line: in place on a terminal, about once a second elsewhere."""
+    """Prints a progress line: in place on a terminal, about once a second elsewhere.
+
+    If it cannot be printed, for example because its reader has closed the pipe, the work goes on.
+    """
 
     def __init__(self) -> None:
         self._is_terminal = sys.stderr.isatty()
