@@ -83,7 +83,7 @@ impl DurableWrites {
                 self.outstanding.extend(Outstanding::of(item).map(|write| (item.seqno, write)));
             }
             ItemKind::Commit { prepared, .. } | ItemKind::Abort { prepared } => {
-                self.outstanding.remove(&prepared);
+                self.end_up_to(prepared);
                 let is_commit = matches!(item.kind, ItemKind::Commit { .. });
                 self.complete(Completion { at: item.seqno, prepared, is_commit });
             }
@@ -148,7 +148,14 @@ impl DurableWrites {
         if completed > self.high_completed(Seqno::MAX) {
             self.complete(Completion { at: end, prepared: completed, is_commit: false });
         }
-        self.outstanding.retain(|&prepared, _| prepared > completed);
+        self.end_up_to(completed);
+    }
+
+    /// Writes are completed in order, but data from disk leave out how earlier ones ended.
+    fn end_up_to(&mut self, completed: Seqno) {
+        while let Some(next) = self.outstanding.first_entry().filter(|it| *it.key() <= completed) {
+            next.remove();
+        }
     }
 
     /// Notes a version of a document that comes from a disk, or another prepare. An earlier prepared

@@ -282,6 +282,27 @@ fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
     }
 }
 
+/// A snapshot from disk may have the abort of a document's later write without that of an earlier one.
+/// Writes after one that seemed to go on would wait for ever.
+#[test]
+fn a_replica_promoted_inside_a_snapshot_knows_that_the_writes_before_an_aborted_one_have_ended() {
+    use Step::{CleanRestart, Complete, Failover, Lag, Prepare, Set};
+    let bucket = three_copies();
+    for step in [Lag(2, 3), Prepare(1), Lag(1, 3), Complete(false), Prepare(1), Complete(false)] {
+        apply(&bucket, step);
+    }
+    // All but the last change arrives.
+    for step in [Set(2), CleanRestart, Lag(1, 1), Failover(false)] {
+        apply(&bucket, step);
+    }
+    let active = bucket.lock(VB).unwrap();
+    assert_eq!((active.high_seqno, active.prepared()), (Seqno(4), vec![]));
+    drop(active);
+    let (level, deadline) = (DurabilityLevel::MAJORITY, Some(Now::NEVER));
+    let written = store(&bucket, b"new", Some(Durability { level, deadline })).unwrap();
+    assert_eq!(bucket.lock(VB).unwrap().outcome(written.seqno), Outcome::Committed);
+}
+
 /// A snapshot from disk contains the abort of a write without its prepare.
 #[test]
 fn a_replica_that_goes_back_before_an_abort_forgets_it() {
