@@ -391,9 +391,15 @@ impl VBucket {
         self.complete(DocKey { collection_id, key: &key }, commit).is_ok()
     }
 
+    /// Seqno of the prepare of a document's durable write, unless there is none to complete.
+    pub(super) fn outstanding(&self, key: DocKey<'_>) -> Option<Seqno> {
+        let slot = self.table.find(Identity::Prepared(key.collection_id, key.key))?;
+        Some(slot.newest.seqno).filter(|&prepared| self.durable.is_outstanding(prepared))
+    }
+
     /// Refuses changes to a document whose durable write is not completed.
     pub(super) fn check_not_prepared(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
-        if self.durable.is_outstanding(key) {
+        if self.outstanding(key).is_some() {
             return Err(DocumentError::SyncWriteInProgress);
         }
         Ok(())
@@ -402,7 +408,7 @@ impl VBucket {
     /// Refuses to read a document whose durable write is being committed again: neither the old
     /// version nor the new one is known to be the visible one.
     pub(crate) fn check_visible(&self, key: DocKey<'_>) -> Result<(), DocumentError> {
-        if self.durable.may_be_visible(key) {
+        if self.outstanding(key).is_some_and(|prepared| self.durable.may_be_visible(prepared)) {
             return Err(DocumentError::SyncWriteReCommitInProgress);
         }
         Ok(())

@@ -116,9 +116,14 @@ impl DurableWrites {
         }
     }
 
-    /// Whether the document has an outstanding write that clients may have seen.
-    pub(super) fn may_be_visible(&self, key: DocKey<'_>) -> bool {
-        self.of_document(key).is_some_and(|write| write.may_be_visible)
+    /// Whether the write that was prepared at a seqno is not completed.
+    pub(super) fn is_outstanding(&self, prepared: Seqno) -> bool {
+        self.outstanding.contains_key(&prepared)
+    }
+
+    /// Whether it is not completed, and clients may have seen it.
+    pub(super) fn may_be_visible(&self, prepared: Seqno) -> bool {
+        self.outstanding.get(&prepared).is_some_and(|write| write.may_be_visible)
     }
 
     /// Gives up the writes to what was dropped: nothing can complete them.
@@ -134,11 +139,12 @@ impl DurableWrites {
 
     /// Outcome of the write that was prepared at a seqno.
     pub(crate) fn outcome(&self, prepared: Seqno) -> Outcome {
-        if self.outstanding.contains_key(&prepared) {
+        if self.is_outstanding(prepared) {
             return Outcome::Outstanding;
         }
-        let found = self.completions.iter().rev().find(|each| each.prepared == prepared);
-        let committed = found.filter(|each| each.is_commit);
+        let up_to = self.completions.partition_point(|each| each.prepared <= prepared);
+        let last = self.completions.get(..up_to).and_then(<[_]>::last);
+        let committed = last.filter(|each| each.prepared == prepared && each.is_commit);
         committed.map_or(Outcome::Ambiguous, |_| Outcome::Committed)
     }
 
@@ -155,25 +161,6 @@ impl DurableWrites {
     fn end_up_to(&mut self, completed: Seqno) {
         while let Some(next) = self.outstanding.first_entry().filter(|it| *it.key() <= completed) {
             next.remove();
-        }
-    }
-
-    /// Notes a version of a document that comes from a disk, or another prepare. An earlier prepared
-    /// write of the document is completed then, since no other write is allowed meanwhile; so are
-    /// those before it. Data from disk shows no more than that.
-    pub(super) fn note_version(&mut self, item: &Item) {
-        let ends_write = matches!(
-            item.kind,
-            ItemKind::Mutation
-                | ItemKind::Deletion
-                | ItemKind::Expiration
-                | ItemKind::Prepare { .. }
-        );
-        let is_it = |(_, write): &(&Seqno, &Outstanding)| {
-            (write.collection_id, &write.key) == (item.collection_id, &item.key)
-        };
-        if ends_write && let Some((&prepared, _)) = self.outstanding.iter().find(is_it) {
-            self.catch_up(prepared, item.seqno);
         }
     }
 
@@ -203,18 +190,6 @@ impl DurableWrites {
     pub(super) fn next(&self) -> Option<DocKey<'_>> {
         let (_, write) = self.outstanding.first_key_value()?;
         Some(DocKey { collection_id: write.collection_id, key: &write.key })
-    }
-
-    /// Whether the document has a write that is prepared but not completed.
-    pub(super) fn is_outstanding(&self, key: DocKey<'_>) -> bool {
-        self.of_document(key).is_some()
-    }
-
-    fn of_document(&self, key: DocKey<'_>) -> Option<&Outstanding> {
-        let same = |write: &&Outstanding| {
-            (write.collection_id, &write.key[..]) == (key.collection_id, key.key)
-        };
-        self.outstanding.values().find(same)
     }
 
     /// Rolls back to `to`, where `items` are the newest versions.

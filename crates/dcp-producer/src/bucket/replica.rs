@@ -98,7 +98,7 @@ impl VBucket {
         }
         self.note_gap(item.seqno);
         self.clock.observe(item.cas);
-        self.durable.note_version(&item);
+        self.note_version(&item);
         let is_far = item.seqno.0 - self.high_seqno.0 > MAX_GAP;
         if is_far {
             self.leave_to_disk();
@@ -109,6 +109,23 @@ impl VBucket {
             self.persist_everything();
         }
         self.end_snapshot_if_whole();
+    }
+
+    /// Notes a version of a document that comes from a disk, or another prepare. An earlier prepared
+    /// write of the document is completed then, since no other write is allowed meanwhile; so are
+    /// those before it. Data from disk shows no more than that.
+    pub(super) fn note_version(&mut self, item: &Item) {
+        let ends_write = matches!(
+            item.kind,
+            ItemKind::Mutation
+                | ItemKind::Deletion
+                | ItemKind::Expiration
+                | ItemKind::Prepare { .. }
+        );
+        let key = DocKey { collection_id: item.collection_id, key: &item.key };
+        if ends_write && let Some(prepared) = self.outstanding(key) {
+            self.durable.catch_up(prepared, item.seqno);
+        }
     }
 
     /// Moves on to `seqno`, up to which no change concerns this copy. Memory cannot hold such a

@@ -367,7 +367,10 @@ fn a_takeover_that_fails_leaves_the_vbucket_where_it_is() {
     for step in [Step::Set(0), Step::Prepare(1), Step::Lag(1, 3)] {
         apply(&bucket, step);
     }
-    bucket.with_on(1, VB, |copy| copy.table.retain(|slot| slot.newest.seqno == Seqno(1)));
+    bucket.with_on(1, VB, |copy| {
+        copy.table.retain(|slot| slot.newest.seqno == Seqno(1));
+        copy.durable.drop_documents(|_| true);
+    });
     for step in [Step::Complete(true), Step::Set(2)] {
         apply(&bucket, step);
     }

@@ -158,7 +158,7 @@ impl VBucket {
             if let ItemKind::Abort { prepared } = item.kind {
                 self.durable.catch_up(prepared, last);
             } else {
-                self.durable.note_version(&item);
+                self.note_version(&item);
                 self.durable.note(&item);
             }
             let dropped = Dropped::by(&item);
