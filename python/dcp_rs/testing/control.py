@@ -68,8 +68,8 @@ class Control:
         """Moves a vBucket to another node, numbered from 0, as a rebalance does.
 
         Raises:
-            ConfigError: The vBucket or the node does not exist, the node is not running, a fault
-                keeps the two nodes from reaching each other, or the takeover fails, for example
+            ConfigError: The vBucket or the node does not exist, one of the two nodes does not run,
+                a fault keeps them from reaching each other, or the takeover fails, for example
                 because the vBucket's state is "dead".
         """
         self._inner.move_vbucket(_vbucket(vbucket), _node(node))

@@ -72,7 +72,11 @@ impl Copy {
 
     /// Takes the vBucket over from `active`, which becomes dead. If that fails, the states of both
     /// copies are those from before.
-    fn take_over(&mut self, active: &mut VBucket) -> Result<(), Error> {
+    fn take_over(&mut self, active: &mut Self) -> Result<(), Error> {
+        if !active.is_up {
+            return Err(Error::NodeDown { node: active.node });
+        }
+        let active = &mut active.vbucket;
         let before = active.state;
         self.link = None;
         self.stream(active, LinkState::NONE, StreamRequestFlags::TAKE_OVER);
@@ -349,7 +353,7 @@ impl Copies {
         if let Some((active, replicas)) = self.all.split_first_mut()
             && let Some(successor) = index.checked_sub(1).and_then(|at| replicas.get_mut(at))
         {
-            if let Err(error) = successor.take_over(&mut active.vbucket) {
+            if let Err(error) = successor.take_over(active) {
                 self.replicate();
                 return Err(error);
             }
@@ -369,7 +373,7 @@ impl Copies {
         };
         copy.vbucket.settings.holds_persistence = active.vbucket.settings.holds_persistence;
         copy.vbucket.set_state(VBucketState::Replica);
-        if let Err(error) = copy.take_over(&mut active.vbucket) {
+        if let Err(error) = copy.take_over(active) {
             copy.vbucket.charge(false);
             return Err(error);
         }

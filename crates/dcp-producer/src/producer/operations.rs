@@ -49,7 +49,7 @@ impl Producer {
     ///
     /// # Errors
     /// [`Error::UnknownVbucket`], [`Error::InvalidOption`] for a node that does not exist,
-    /// [`Error::NotAMember`], [`Error::NodeDown`], [`Error::NodesCutOff`] or
+    /// [`Error::NotAMember`], [`Error::NodeDown`] for either node, [`Error::NodesCutOff`] or
     /// [`Error::TakeoverFailed`].
     pub fn move_vbucket(&self, vbid: Vbid, node: usize) -> Result<(), Error> {
         if vbid.0 >= self.num_vbuckets() {

@@ -257,6 +257,25 @@ async fn a_node_whose_vbuckets_cannot_be_taken_over_stays() {
     assert_eq!(producer.high_seqnos()[&VB], Seqno(1));
 }
 
+/// Its copy holds changes that the crash has lost, and nothing is read from a node that is down.
+#[tokio::test]
+async fn a_vbucket_does_not_move_away_from_a_node_that_is_down() {
+    let producer = cluster(3, 1).await;
+    assert_eq!(producer.copies_of(VB).unwrap(), [0, 1]);
+    producer.set_replica_lag(VB, 1, None).unwrap();
+    producer.hold_persistence(VB, 0, true).unwrap();
+    write(&producer, "lost", 1);
+    producer.kill(0).unwrap();
+    for to in [1, 2] {
+        let error = producer.move_vbucket(VB, to).unwrap_err();
+        assert!(matches!(error, Error::NodeDown { node: 0 }), "{error}");
+    }
+    assert_eq!(producer.copies_of(VB).unwrap(), [0, 1]);
+    producer.restart(0, false).await.unwrap();
+    producer.move_vbucket(VB, 1).unwrap();
+    assert_eq!(producer.high_seqnos()[&VB], Seqno::ZERO);
+}
+
 #[tokio::test]
 async fn a_crash_loses_what_was_not_persisted_and_gives_its_seqnos_again() {
     let producer = cluster(2, 1).await;
