@@ -19,6 +19,7 @@ from couchbase.exceptions import (
     DocumentNotFoundException,
     DocumentUnretrievableException,
 )
+from couchbase.management.buckets import CreateBucketSettings
 from couchbase.options import (
     ClusterOptions,
     InsertOptions,
@@ -56,6 +57,19 @@ def replicated():
         sdk.wait_until_ready(timedelta(seconds=10))
         yield running, bucket.default_collection()
         sdk.close()
+
+
+@pytest.fixture
+def replicated_other(replicated):
+    """The same with another bucket, whose documents these are."""
+    cluster, _ = replicated
+    sdk = open_cluster(cluster)
+    settings = CreateBucketSettings(name="other", ram_quota_mb=100, num_replicas=2)
+    sdk.buckets().create_bucket(settings)
+    other = sdk.bucket("other")
+    sdk.wait_until_ready(timedelta(seconds=10))
+    yield cluster, other.default_collection()
+    sdk.close()
 
 
 def test_documents_are_written_read_and_removed(cluster, client, collection):
@@ -153,6 +167,29 @@ def test_a_replica_that_lags_shows_what_it_has(replicated):
     expected = [(False, 2), (True, 1), (True, 2)]
     assert parts(collection.lookup_in_all_replicas("key", [path("n")])) == expected
     assert whole(collection.get_all_replicas("key")) == expected
+
+
+def test_faults_between_nodes_concern_every_bucket(replicated_other):
+    cluster, other = replicated_other
+    other.upsert("key", {"n": 1})
+    cluster.set_faults([{"condition": {"between": [0, 1, 2]}, "reaction": "half_open"}])
+    assert cluster.fault_counts() == [2 * 2 * 16]  # buckets, replicas, vBuckets
+    other.upsert("key", {"n": 2})
+    assert whole(other.get_all_replicas("key")) == [(False, 2), (True, 1), (True, 1)]
+    cluster.set_faults([])
+    assert whole(other.get_all_replicas("key")) == [(False, 2), (True, 2), (True, 2)]
+
+
+def test_documents_of_every_bucket_expire_when_they_are_due(replicated_other):
+    cluster, other = replicated_other
+    other.upsert("due", {}, UpsertOptions(expiry=timedelta(seconds=1)))
+    deadline = time.monotonic() + 10
+    while not cluster.expire_due():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    with cluster.connect(bucket="other") as client:
+        (row,) = rows_of(client.stream(until="now"))
+    assert (row["op"], row["key"]) == ("expiration", "due")
 
 
 def test_replicas_answer_when_the_active_copy_does_not(replicated):

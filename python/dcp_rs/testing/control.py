@@ -343,7 +343,8 @@ class Control:
             ...     changes, cluster.fault_counts()
             (1, [1])
 
-        With `between`, a rule is about replication, here of a partitioned cluster:
+        With `between`, a rule is about the replication of every bucket, here of a partitioned
+        cluster:
 
             >>> with EmbeddedCluster(nodes=3, replicas=2, vbuckets=1) as cluster:
             ...     cluster.set_faults(

@@ -170,7 +170,7 @@ class Documents:
         return self._inner.high_seqnos()
 
     def expire_due(self) -> int:
-        """Expires every document whose time has passed, and returns their number."""
+        """Expires every document of every bucket whose time has passed; returns their number."""
         return self._inner.expire_due()
 
 

@@ -200,9 +200,9 @@ impl Producer {
     /// all previous rules, so an empty list ends all faults. Packets that were already written are
     /// not affected.
     ///
-    /// Rules with [`Condition::between`](crate::Condition::between) are about replication. When
-    /// one that closed or held up connections is gone, replicas receive what they missed, or roll
-    /// back.
+    /// Rules with [`Condition::between`](crate::Condition::between) are about replication, of every
+    /// bucket. When one that closed or held up connections is gone, replicas receive what they
+    /// missed, or roll back.
     ///
     /// # Errors
     /// [`RuleError`] if a rule contradicts itself or there are too many; the previous ones stay.

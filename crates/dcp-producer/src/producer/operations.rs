@@ -216,8 +216,8 @@ impl Producer {
         known.ok_or(Error::UnknownReplica { vbid, replica: copy })
     }
 
-    /// Expires every document whose time has passed; returns how many. Otherwise that happens
-    /// when one is next accessed.
+    /// Expires every document of every bucket whose time has passed; returns how many. Otherwise that
+    /// happens when one is next accessed.
     pub fn expire_due(&self) -> usize {
         let expire = |served: &Arc<ServedBucket>| {
             let bucket = &served.bucket;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use dcp_producer::{Error, Producer, WriteOptions};
+use dcp_producer::{Error, Producer, WriteOptions, parse_rules};
 use dcp_wire::message::{Mutation, OpenFlags, StreamRequestFlags};
 use dcp_wire::{Feature, Frame, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde_json::{Value, json};
@@ -222,6 +222,74 @@ async fn operations_on_nodes_move_the_copies_of_every_bucket() {
     producer.restart(0, false).await.unwrap();
     let mut client = on(&producer, 0, b"other").await;
     assert_eq!(body(&mut client, &key).await, b"1", "the flusher persisted it");
+}
+
+/// The value that the replica of vBucket 0, on node 1, has of a document; empty if it has none.
+async fn on_replica(producer: &Producer, bucket: &[u8], key: &str) -> Vec<u8> {
+    let get = Frame::request(Opcode::GET_REPLICA).with_vbid(VB).with_key(key.as_bytes());
+    let answer = on(producer, 1, bucket).await.ask(get).await;
+    match answer.status() {
+        Status::SUCCESS => answer.frame().value.to_vec(),
+        status => {
+            assert_eq!(status, Status::KEY_ENOENT);
+            Vec::new()
+        }
+    }
+}
+
+#[tokio::test]
+async fn faults_between_nodes_concern_the_replicas_of_every_bucket() {
+    const NAMES: [&[u8]; 3] = [b"default", b"other", b"late"];
+    let producer = start(|options| (options.nodes, options.replicas) = (2, 1)).await;
+    create(&producer, "name=other&replicaNumber=1").await;
+    let key = key(&producer);
+    for (reaction, holds_back) in [
+        (r#""disconnect""#, true),
+        (r#""half_open""#, true),
+        (r#"{"lag": {"changes": 1}}"#, true),
+        (r#"{"window": {"bytes": 50}}"#, false),
+    ] {
+        let condition = r#"{"between": [0, 1], "vbucket": 0}"#;
+        let rule = format!(r#"[{{"condition": {condition}, "reaction": {reaction}}}]"#);
+        producer.set_faults(parse_rules(&rule).unwrap()).unwrap();
+        assert_eq!(producer.fault_counts(), [2], "{reaction}: one connection in each bucket");
+        create(&producer, "name=late&replicaNumber=1").await;
+        assert_eq!(producer.fault_counts(), [3], "{reaction}: and in one that is created later");
+        for bucket in NAMES {
+            set(&mut on(&producer, 0, bucket).await, &key, reaction.as_bytes()).await;
+            let has = on_replica(&producer, bucket, &key).await == reaction.as_bytes();
+            assert_eq!(has, !holds_back, "{reaction}");
+        }
+        producer.set_faults(Vec::new()).unwrap();
+        for bucket in NAMES {
+            assert_eq!(on_replica(&producer, bucket, &key).await, reaction.as_bytes());
+        }
+        let late = send_form(&producer, "DELETE", "/pools/default/buckets/late", "").await;
+        assert_eq!(late.status, 200);
+    }
+}
+
+#[tokio::test]
+async fn documents_of_every_bucket_expire_once_that_is_asked_for() {
+    const PAST: u32 = 1_700_000_000;
+    let producer = start_one().await;
+    create(&producer, "name=other").await;
+    let key = key(&producer);
+    let mut readers = Vec::new();
+    for bucket in [&b"default"[..], b"other"] {
+        let extras = [0u32.to_be_bytes(), PAST.to_be_bytes()].concat();
+        let set = Frame::request(Opcode::SET).with_key(key.as_bytes()).with_extras(&extras);
+        on(&producer, 0, bucket).await.succeed(set.with_value(b"1")).await;
+        let mut reader = on(&producer, 0, bucket).await;
+        stream(&mut reader).await;
+        assert_eq!(streamed(&mut reader).await, b"1");
+        readers.push(reader);
+    }
+    assert_eq!(producer.expire_due(), 2);
+    for reader in &mut readers {
+        assert_eq!(reader.receive().await.frame().header.opcode, Opcode::DCP_SNAPSHOT_MARKER);
+        assert_eq!(reader.receive().await.frame().header.opcode, Opcode::DCP_DELETION);
+    }
 }
 
 #[tokio::test]
