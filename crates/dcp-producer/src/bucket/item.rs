@@ -45,8 +45,21 @@ pub(super) fn compressed(item: Arc<Item>) -> Arc<Item> {
     let Ok(value) = snappy::compress(&item.value) else {
         return item;
     };
-    let datatype = item.datatype.with(Datatype::SNAPPY);
-    Arc::new(Item { value: value.into(), datatype, ..Item::clone(&item) })
+    let Item { seqno, rev_seqno, cas, collection_id, flags, expiry, delete_time, .. } = *item;
+    Arc::new(Item {
+        kind: ItemKind::Mutation,
+        seqno,
+        rev_seqno,
+        cas,
+        collection_id,
+        // The first clone of a key or a value allocates what is kept as long as the item.
+        key: Bytes::copy_from_slice(&item.key),
+        value: value.into(),
+        datatype: item.datatype.with(Datatype::SNAPPY),
+        flags,
+        expiry,
+        delete_time,
+    })
 }
 
 /// The xattr section that outlives a document; empty if there is none.

@@ -29,7 +29,7 @@ const BEYOND: usize = (64 << 10) + (64 << 10) + (64 << 10);
 const LARGE: usize = 4 << 20;
 
 /// Connects and logs in.
-async fn ready(producer: &Producer) -> Peer<TcpStream> {
+pub(crate) async fn ready(producer: &Producer) -> Peer<TcpStream> {
     let address = producer.connection_string();
     let address = address.strip_prefix("couchbase://").expect("as clients take it");
     let socket = TcpStream::connect(address).await.expect("the cluster listens");

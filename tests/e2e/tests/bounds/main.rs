@@ -1,5 +1,7 @@
-//! What hostile peers can make a client or a cluster hold, as this process's allocator counts it.
+//! What slow and hostile peers can make a client or a cluster hold, as this process's allocator
+//! counts it.
 
+mod backfills;
 mod clients;
 mod connecting;
 mod documents;
