@@ -21,7 +21,7 @@ use zeroize::{Zeroize, Zeroizing};
 use crate::topology::{MAX_CONFIG_LEN, Manifest};
 
 /// Longest body accepted during set-up: a configuration and its surroundings.
-const MAX_BODY_LEN: usize = MAX_CONFIG_LEN + 64 * 1024;
+const MAX_BODY_LEN: usize = MAX_CONFIG_LEN + 1024;
 
 /// Longest name of a DCP connection, as the server advises.
 const MAX_NAME_LEN: usize = 200;

@@ -17,11 +17,8 @@ const MAX_CONNECTION_ID_LEN: usize = 33;
 impl Bootstrap {
     pub(super) fn send(&mut self, step: Step, frame: Frame<'_>) -> Result<(), BootstrapError> {
         let opaque = self.issue(step);
-        let what = match step {
-            Step::SelectBucket => "the bucket name",
-            Step::Authenticate | Step::ProveIdentity => "user name or password",
-            _ => "a setting",
-        };
+        // Of all keys, only this one may be longer than a packet allows.
+        let what = if step == Step::SelectBucket { "the bucket name" } else { "a request" };
         frame
             .with_opaque(opaque)
             .encode(&mut *self.out)
@@ -112,16 +109,14 @@ impl Bootstrap {
 /// The HELLO key, `{"a":agent,"i":id}`, cut to the length that servers accept.
 fn agent_json(agent: &str, connection_id: &str) -> String {
     let id = cut(connection_id, MAX_CONNECTION_ID_LEN);
-    let mut agent = agent;
+    let mut agent = cut(agent, MAX_AGENT_LEN);
     loop {
         let json = serde_json::json!({ "a": agent, "i": id }).to_string();
         if json.len() <= MAX_AGENT_LEN || agent.is_empty() {
             return json;
         }
-        // Escapes make the JSON longer than the name, so the excess is cut repeatedly until it
-        // fits.
-        let over = json.len() - MAX_AGENT_LEN;
-        agent = cut(agent, agent.len().saturating_sub(over.div_ceil(6)));
+        // What is escaped is longer in JSON.
+        agent = cut(agent, agent.len().saturating_sub(1));
     }
 }
 

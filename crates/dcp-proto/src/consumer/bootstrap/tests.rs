@@ -257,14 +257,15 @@ fn what_the_server_says_about_a_refusal_is_passed_on() {
 
 #[test]
 fn a_configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
-    for len in [MAX_CONFIG_LEN, MAX_BODY_LEN + 1] {
+    let longest = 10 << 20;
+    for len in [longest, MAX_BODY_LEN + 1] {
         let mut config_json = CONFIG.to_vec();
         config_json.resize(len, b' ');
         let config_json = Box::leak(config_json.into_boxed_slice());
         let (opcode, status) = (Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS);
         let mut server = Login::answering(opcode, status, config_json);
         let done = run(&mut server, &mut Bootstrap::new(config()).unwrap());
-        if len == MAX_CONFIG_LEN {
+        if len == longest {
             assert!(done.is_ok(), "{done:?}");
         } else {
             let [len, max] = [len, MAX_BODY_LEN].map(|len| u32::try_from(len).unwrap());
@@ -373,6 +374,17 @@ fn an_answer_to_nothing_is_an_error() {
 }
 
 #[test]
+fn no_request_but_a_noop_comes_before_the_connection_is_set_up() {
+    for opcode in [Opcode::DCP_MUTATION, Opcode::DCP_STREAM_END, Opcode::GET] {
+        let mut bootstrap = Bootstrap::new(config()).unwrap();
+        drain(&mut bootstrap);
+        let error = bootstrap.handle_frame(&Frame::request(opcode)).unwrap_err();
+        assert_eq!(error, BootstrapError::Unexpected { opcode });
+        assert!(drain(&mut bootstrap).is_empty());
+    }
+}
+
+#[test]
 fn a_failed_bootstrap_stays_failed() {
     let mut server = Login::answering(Opcode::SELECT_BUCKET, Status::KEY_ENOENT, b"");
     let mut bootstrap = Bootstrap::new(config()).unwrap();
@@ -445,13 +457,17 @@ fn another_protocol_is_told_by_its_first_byte() {
 
 #[test]
 fn the_connection_name_fits_what_servers_take() {
-    for agent in ["a".repeat(1000), "\u{1}".repeat(500), "ü".repeat(300), String::new()] {
+    for (character, len, longest) in [("a", 1000, 1), ("\u{1}", 500, 6), ("ü", 300, 2), ("", 0, 0)]
+    {
+        let agent = character.repeat(len);
         let mut named = config();
         named.agent = agent;
         named.connection_id = "0123456789abcdef/0123456789abcdef-and-more".to_owned();
         let hello = drain(&mut Bootstrap::new(named).unwrap()).remove(0);
         let name = hello.frame().key;
         assert!(name.len() <= 200, "{}", name.len());
+        // No name is cut shorter than it must be: one more character would be too long.
+        assert!(len == 0 || name.len() > 200 - longest, "{}", name.len());
         let json: serde_json::Value = serde_json::from_slice(name).unwrap();
         assert_eq!(json["i"], "0123456789abcdef/0123456789abcdef");
     }
@@ -461,10 +477,19 @@ fn the_connection_name_fits_what_servers_take() {
 }
 
 #[test]
+fn a_bucket_name_that_fits_no_packet_is_told() {
+    let mut named = config();
+    named.bucket = Some("b".repeat(1 << 16));
+    let error = failure(&mut Login::default(), named);
+    assert_eq!(error, BootstrapError::TooLong { what: "the bucket name" });
+}
+
+#[test]
 fn no_secret_is_shown() {
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     let shown = format!("{:?} {:?}", config(), bootstrap);
     assert!(!shown.contains("secret") && !shown.contains("clientNonce"), "{shown}");
+    assert!(shown.contains(USERNAME) && shown.contains("Negotiate"), "{shown}");
     let mut wrong = Login::answering(Opcode::SASL_STEP, Status::AUTH_ERROR, b"secret");
     let error = run(&mut wrong, &mut bootstrap).unwrap_err();
     assert!(!format!("{error} {error:?} {bootstrap:?}").contains("secret"));

@@ -14,8 +14,8 @@ const COLLECTION: u32 = 1 << 31;
 /// Requests for the seqnos of collections, until all of them are answered.
 #[derive(Debug, Default)]
 pub(super) struct CollectionRequests {
-    /// Number of the last request.
-    number: u32,
+    /// Opaque of the last request.
+    opaque: u32,
     waiting: BTreeMap<u32, CollectionId>,
     answered: Vec<CollectionSeqnos>,
 }
@@ -37,13 +37,12 @@ impl Connection {
         }
         for &id in collections {
             let requests = &mut self.collection_requests;
-            requests.number = requests.number.wrapping_add(1) & !COLLECTION;
-            let (number, state) = (requests.number, Some(Some(VbucketState::ACTIVE)));
+            requests.opaque = requests.opaque.wrapping_add(1) | COLLECTION;
+            let (opaque, state) = (requests.opaque, Some(Some(VbucketState::ACTIVE)));
             let request = GetAllVbSeqnos { state, collection_id: Some(id) };
-            let opaque = Opaque(COLLECTION | number);
             // Its size is fixed, so it always fits.
-            if request.encode(opaque, &mut self.transmit).is_ok() {
-                requests.waiting.insert(number, id);
+            if request.encode(Opaque(opaque), &mut self.transmit).is_ok() {
+                requests.waiting.insert(opaque, id);
             }
         }
     }
@@ -55,7 +54,7 @@ impl Connection {
             return Ok(false);
         }
         let requests = &mut self.collection_requests;
-        let Some(collection) = requests.waiting.remove(&(opaque & !COLLECTION)) else {
+        let Some(collection) = requests.waiting.remove(&opaque) else {
             self.stats.stale_responses += 1;
             return Ok(true);
         };
