@@ -109,18 +109,15 @@ impl History {
 /// oldest and the newest stay.
 fn thin(points: &mut Vec<CompletePoint>) {
     let newest = points.last().map_or(0, |point| point.seqno.0);
-    let mut cheapest = None;
-    for (i, window) in points.windows(3).enumerate() {
-        let [before, _, after] = window else { continue };
+    let cost = |window: &[CompletePoint]| {
+        let [before, _, after] = window else { return u128::MAX };
         let gap = after.seqno.0 - before.seqno.0;
         let age = newest - after.seqno.0 + 1;
-        let cost = u128::from(gap) * u128::from(u32::MAX) / u128::from(age);
-        if cheapest.is_none_or(|(least, _)| cost < least) {
-            cheapest = Some((cost, i + 1));
-        }
-    }
-    if let Some((_, i)) = cheapest {
-        points.remove(i);
+        u128::from(gap) * u128::from(u32::MAX) / u128::from(age)
+    };
+    let cheapest = points.windows(3).enumerate().min_by_key(|(_, window)| cost(window));
+    if let Some((before, _)) = cheapest {
+        points.remove(before + 1);
     }
 }
 

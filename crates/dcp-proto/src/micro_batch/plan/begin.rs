@@ -70,7 +70,7 @@ pub(super) fn begin_again(
         seen.lost(vbid, offset.seqno, limits)?;
         past_purge = limits.ignores_purges;
         if !past_purge {
-            from = StreamPosition::new(Position { epoch: offset.epoch, ..Position::EARLIEST });
+            from = StreamPosition::new(Position::EARLIEST);
         }
     }
     Ok(Begin { from, rolled_back: false, past_purge })
@@ -165,7 +165,6 @@ fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
 /// Seqno up to which an offset is on the server's history.
 pub(super) fn common(offset: Offset, seen: &Observed) -> Seqno {
     match branch_end(offset.vbuuid, &seen.log) {
-        _ if offset.seqno == Seqno::ZERO => Seqno::ZERO,
         None => Seqno::ZERO,
         Some(None) => offset.seqno.min(seen.high),
         Some(Some(branch_end)) => offset.seqno.min(branch_end).min(seen.high),
