@@ -80,6 +80,18 @@ fn rule_11_what_is_persisted_on_another_branch_sets_nothing_free() {
 }
 
 #[test]
+fn rule_11_a_vbucket_that_waited_is_reported_once_when_it_waits_no_more() {
+    let mut server = Harness::streaming(persisted_only(0));
+    persisted(&mut server, 1, 5);
+    assert_eq!(server.events(), [], "nothing waited");
+    server.marker(0, 9).mutation(6).play();
+    assert_eq!(server.events(), [WAITS]);
+    server.machine.persisted(VB, Vbuuid(1), Seqno(6));
+    persisted(&mut server, 1, 7);
+    assert_eq!(server.events(), [WAITS_NO_MORE]);
+}
+
+#[test]
 fn rule_11_what_waits_is_not_acknowledged_and_stops_the_server() {
     let mut server = Harness::streaming(persisted_only(1000));
     server.marker(0, 99).play();
@@ -101,20 +113,29 @@ fn rule_11_what_waits_is_not_acknowledged_and_stops_the_server() {
 
 #[test]
 fn rule_11_what_has_passed_comes_in_portions() {
-    let mut server = Harness::streaming(persisted_only(0));
-    server.marker(0, 9).mutations(1..=9).play();
-    server.machine.persisted(VB, Vbuuid(1), Seqno(7));
-    let two = Limit { rows: 2, ..Limit::NONE };
-    let (now, mut taken) = (server.now, Vec::new());
-    loop {
-        let walk = server.machine.handle_input(now, &[], two, &mut server.sink).unwrap();
-        taken.push(walk.rows);
-        if !walk.limited {
-            break;
+    let in_one_snapshot = |server: &mut Harness| _ = server.marker(0, 9).mutations(1..=9);
+    let in_one_each = |server: &mut Harness| {
+        (1..=9).for_each(|seqno| _ = server.marker(seqno, seqno).mutation(seqno));
+    };
+    // 63 bytes each, one may overshoot; a marker is no row.
+    for limit in [Limit { rows: 2, ..Limit::NONE }, Limit { bytes: 100, ..Limit::NONE }] {
+        for send in [in_one_snapshot, in_one_each] {
+            let mut server = Harness::streaming(persisted_only(0));
+            send(&mut server);
+            server.play();
+            server.machine.persisted(VB, Vbuuid(1), Seqno(7));
+            let (now, mut taken) = (server.now, Vec::new());
+            loop {
+                let walk = server.machine.handle_input(now, &[], limit, &mut server.sink).unwrap();
+                taken.push(walk.rows);
+                if !walk.limited {
+                    break;
+                }
+            }
+            assert_eq!((taken, server.seqnos()), (vec![2, 2, 2, 1], (1..=7).collect()));
+            assert_eq!(server.machine.stats().changes, 7);
         }
     }
-    assert_eq!((taken, server.seqnos()), (vec![2, 2, 2, 1], (1..=7).collect()));
-    assert_eq!(server.machine.stats().changes, 7);
 }
 
 #[test]
@@ -129,16 +150,16 @@ fn rule_11_an_end_comes_after_what_waits_and_a_broken_stream_drops_it() {
     assert!(server.events().iter().any(is_complete));
 
     let mut server = Harness::streaming(persisted_only(1 << 20));
-    server.marker(0, 9).mutations([1, 2]).play();
-    persisted(&mut server, 1, 1);
+    server.marker(0, 9).mutations(1..=4).play();
+    persisted(&mut server, 1, 3);
     let _ = (server.machine.take_held(), server.events());
     let waits = server.machine.unpersisted().bytes;
     server.end(StreamEndReason::STATE_CHANGED).play();
     let events = server.events();
     let [Event::StreamEnded { from, .. }] = &events[..] else { panic!("{events:?}") };
-    assert_eq!(from.position.seqno, Seqno(1), "goes on behind what was delivered");
-    assert_eq!(server.seqnos(), [1]);
-    assert!(waits > 0 && server.machine.take_held() > waits, "dropped bytes go back");
+    assert_eq!(from.position.seqno, Seqno(3), "goes on behind what was delivered");
+    assert_eq!(server.seqnos(), [1, 2, 3]);
+    assert_eq!((waits, server.machine.take_held()), (63, 63 + 28), "dropped bytes go back");
     assert_eq!(server.machine.unpersisted(), Unpersisted::default());
 }
 
@@ -202,8 +223,7 @@ fn rule_10_a_clamped_stream_ends_with_anything_past_its_end() {
     ] {
         let mut server = bounded(clamped(), 5);
         ends(server.marker(0, 9).mutation(4));
-        server.play();
-        assert_eq!(server.seqnos(), [4]);
+        assert_eq!((server.play().rows, server.seqnos()), (1, vec![4]));
         assert!(server.events().iter().any(is_complete));
         assert_eq!(server.moved().unwrap().manifest_uid.0, 0);
     }
@@ -287,6 +307,7 @@ fn rule_11_a_stream_may_end_only_once_its_last_snapshot_is_persisted() {
     persisted(&mut server, 1, 6);
     assert_eq!(server.seqnos(), [3, 5]);
     assert_eq!(server.events(), [WAITS, WAITS], "for its end now");
+    assert_eq!(server.machine.unpersisted(), Unpersisted::default(), "7 is not wanted");
     server.mutation(9).end(StreamEndReason::OK).play();
     persisted(&mut server, 1, 8);
     assert_eq!(server.events(), []);
@@ -330,6 +351,24 @@ fn rule_11_a_snapshot_past_the_end_is_waited_for_when_it_replaced_changes_below(
         persisted(&mut server, 1, 9);
         assert_eq!(server.seqnos(), [3]);
         assert!(server.events().iter().any(is_complete), "{first}");
+    }
+}
+
+#[test]
+fn rule_11_the_servers_end_among_what_waits_completes_a_stream_that_needs_no_more_of_it() {
+    let delivery = Delivery { clamp: true, persisted_only: true, ..Delivery::default() };
+    for is_ended in [true, false] {
+        let mut server = bounded(ConnectionConfig { delivery: delivery.clone(), ..config() }, 5);
+        server.marker(0, 9).mutations([3, 5, 7]);
+        if is_ended {
+            server.end(StreamEndReason::OK);
+        }
+        server.play();
+        persisted(&mut server, 1, 3);
+        persisted(&mut server, 1, 5);
+        assert!(server.events().iter().any(is_complete));
+        let is_closed = server.sent() == [Sent::Close(server.opaque)];
+        assert_eq!((is_closed, server.machine.is_unused()), (!is_ended, is_ended));
     }
 }
 

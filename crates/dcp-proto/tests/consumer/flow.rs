@@ -113,6 +113,7 @@ fn noops_are_answered_at_once_while_the_window_is_full() {
     server.play();
     let (opcode, opaque, status) = (Opcode::DCP_NOOP, Opaque(0x0098_9681), Status::SUCCESS);
     assert_eq!(server.sent(), [Sent::Response { opcode, opaque, status }]);
+    assert_eq!(server.machine.stats().noops, 1);
 }
 
 #[test]
@@ -145,7 +146,7 @@ fn a_silent_connection_is_dead_after_two_intervals() {
 fn a_packet_that_does_not_come_whole_is_silence() {
     let mut server = Harness::streaming(config());
     server.marker(0, 9).play();
-    // A header that announces 10 MB, cut short, and noops that fall into its body.
+    // A header that announces 10 MB, cut short, and noops and a map that fall into its body.
     let mut wire = Vec::new();
     Frame::request(Opcode::DCP_MUTATION).encode(&mut wire).unwrap();
     wire[8..12].copy_from_slice(&10_000_000u32.to_be_bytes());
@@ -153,6 +154,10 @@ fn a_packet_that_does_not_come_whole_is_silence() {
         assert_eq!(server.machine.handle_timeout(server.now), Ok(()), "after {second} s");
         if second % 20 == 0 {
             Frame::request(Opcode::DCP_NOOP).encode(&mut wire).unwrap();
+        }
+        if second == 10 {
+            let map = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_value(&[b' '; 10_000]);
+            map.encode(&mut wire).unwrap();
         }
         let (machine, sink) = (&mut server.machine, &mut server.sink);
         let walk = machine.handle_input(server.now, &wire, Limit::NONE, sink).unwrap();

@@ -1,5 +1,6 @@
 //! Servers that send anything at all.
 
+use dcp_wire::message::{SnapshotFlags, SnapshotMarker};
 use dcp_wire::{Datatype, Frame, Magic, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -253,6 +254,11 @@ fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
     let mut server = streaming();
     server.marker(0, 5).mutations(1..=5).marker(9, 7);
     assert_eq!(named(&mut server), (VB, Some(Seqno(9)), Opcode::DCP_SNAPSHOT_MARKER));
+    let mut server = streaming();
+    let visible = Some(Seqno(8));
+    let plain = SnapshotMarker::new(Seqno(9), Seqno(7), SnapshotFlags::MEMORY);
+    server.marker_of(&SnapshotMarker { max_visible_seqno: visible, ..plain });
+    assert_eq!(named(&mut server), (VB, Some(Seqno(9)), Opcode::DCP_SNAPSHOT_MARKER), "V2");
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::SUCCESS, &[1]);

@@ -184,6 +184,7 @@ fn rule_06_a_second_rollback_is_legal() {
         other => panic!("{other:?}"),
     };
     assert_eq!(server.sink.items.iter().map(epoch).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(server.machine.stats().rollbacks, 2);
 }
 
 #[test]
@@ -322,10 +323,10 @@ fn rule_09_what_is_dropped_counts_all_the_same() {
     let mut server = Harness::streaming(config());
     server.machine.take_held();
     server.machine.close_stream(VB);
-    server.marker(0, 5).mutation(5).play();
-    assert_eq!(server.machine.held(), 44 + 55 + 8);
+    server.marker(0, 5).mutation(5).end(StreamEndReason::CLOSED).play();
+    assert_eq!(server.machine.held(), 44 + 55 + 8 + 28);
     assert_eq!(server.seqnos(), Vec::<u64>::new());
-    assert_eq!(server.machine.stats().stale_packets, 2);
+    assert_eq!(server.machine.stats().stale_packets, 2, "its end belongs to the close");
 }
 
 #[test]
@@ -335,7 +336,9 @@ fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
     server.accept(LOG);
     server.marker(0, 6).mutations([2, 4]).play();
     assert_eq!(server.events(), [], "the end lies inside the snapshot");
+    assert!(!server.machine.is_complete());
     server.mutation(6).play();
+    assert!(server.machine.is_complete());
     let events = server.events();
     let [Event::StreamEnded { cause: EndCause::Complete, from, .. }] = &events[..] else {
         panic!("{events:?}")
@@ -538,6 +541,16 @@ fn a_seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
 }
 
 #[test]
+fn a_marker_and_a_seqno_advanced_for_where_a_stream_is_already_change_nothing() {
+    let mut server = Harness::streaming(config());
+    server.marker(0, 5).mutation(5).marker(5, 5).advanced(5).play();
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot(5, 5)));
+    server.marker(6, 9).mutation(7).play();
+    assert_eq!(server.seqnos(), [5, 7]);
+}
+
+#[test]
 fn the_purge_seqno_of_a_marker_goes_with_the_next_request() {
     let collections = ConnectionConfig { collections: true, ..config() };
     let mut server = Harness::streaming(collections.clone());
@@ -675,6 +688,7 @@ fn collections_are_answered_together_and_only_for_vbuckets_that_exist() {
     else {
         panic!("{sent:?}: nothing more is asked while something is")
     };
+    let beyond = Vbid(server.machine.num_vbuckets());
     let mut answer = |opaque, status, seqnos: &[(Vbid, Seqno)]| {
         let mut value = Vec::new();
         encode_vb_seqnos(seqnos.iter().copied(), &mut value);
@@ -687,7 +701,8 @@ fn collections_are_answered_together_and_only_for_vbuckets_that_exist() {
     assert_eq!(answer(second, Status::EACCESS, &[]), []);
     assert_eq!(answer(second, Status::SUCCESS, &[]), [], "answered twice");
     assert_eq!(answer(third, Status::UNKNOWN_COLLECTION, &[]), []);
-    let events = answer(first, Status::SUCCESS, &[(VB, Seqno(7)), (Vbid(60_000), Seqno(1))]);
+    let seqnos = [(beyond, Seqno(1)), (VB, Seqno(7)), (Vbid(60_000), Seqno(1))];
+    let events = answer(first, Status::SUCCESS, &seqnos);
     let of = |collection, seqnos| CollectionSeqnos { collection, seqnos };
     let expected =
         [of(other, None), of(gone, Some(Vec::new())), of(one, Some(vec![(VB, Seqno(7))]))];
