@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::consumer::StreamFilter;
-use crate::{CompletePoint, FailoverLog, Op, RowFilter, Snapshot};
+use crate::{CollectionPatterns, CompletePoint, FailoverLog, Op, RowFilter, Snapshot};
 
 fn filter(ids: &[u32]) -> StoredFilter {
     StoredFilter::new(
@@ -88,7 +88,7 @@ fn version_3_documents_stay_readable() {
 }
 
 #[test]
-fn a_filter_by_rows_is_stored_in_a_version_of_its_own() {
+fn a_filter_by_rows_or_patterns_is_stored_in_a_version_of_its_own() {
     let keys = Some(vec!["b?".to_owned(), "a*".to_owned()]);
     let ops = Some(vec![Op::Mutation, Op::Deletion]);
     let rows = RowFilter::new(keys, ops, Some(0x1234_5678)).unwrap();
@@ -99,6 +99,11 @@ fn a_filter_by_rows_is_stored_in_a_version_of_its_own() {
     assert!(document.contains(content), "{document}");
     assert!(document.contains(r#""version":4"#), "earlier releases name it as the reason");
     assert_eq!(Checkpoint::from_json(document.as_bytes()), Ok(made.clone()));
+    let patterns = CollectionPatterns::new(["shop.o*"]).unwrap();
+    let matching = Checkpoint::new("b", StoredFilter::default().with_patterns(patterns));
+    let with_patterns = matching.to_json();
+    assert!(with_patterns.contains(r#""patterns":["shop.o*"]"#), "{with_patterns}");
+    assert_eq!(Checkpoint::from_json(with_patterns.as_bytes()), Ok(matching));
     for (document, version) in [(document, 3), (Checkpoint::new("b", filter(&[9])).to_json(), 4)] {
         let changed = document.replace("\"version\":4", "\"version\":3");
         let changed = changed.replace("\"version\":3", &format!("\"version\":{version}"));
@@ -219,6 +224,12 @@ fn a_seqno_outside_its_snapshot_is_damage() {
         let json = checkpoint().with_position(Vbid(0), outside).to_json();
         let error = Checkpoint::from_json(json.as_bytes()).unwrap_err();
         assert!(error.to_string().contains("a seqno lies outside its snapshot"), "{error}");
+    }
+    for (start, end) in [(10, 20), (0, 10), (10, 10)] {
+        let snapshot = Snapshot { start: Seqno(start), end: Seqno(end) };
+        let at_an_end = Position { snapshot, ..position(10, &[(1, 0)]) };
+        let written = checkpoint().with_position(Vbid(0), at_an_end);
+        assert_eq!(Checkpoint::from_json(written.to_json().as_bytes()), Ok(written));
     }
 }
 

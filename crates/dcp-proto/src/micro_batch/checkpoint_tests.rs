@@ -88,6 +88,27 @@ fn the_server_is_asked_about_one_point_of_the_history_after_the_other() {
 }
 
 #[test]
+fn the_server_is_asked_only_where_its_history_does_not_show_whether_it_resumes() {
+    let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
+    offsets.set(VB, Offset { seqno: Seqno(25), vbuuid: Vbuuid(0xa), epoch: 0 });
+    let offsets = Start::from(offsets);
+    for (from, high, purge, is_asked) in [
+        // Only the purge seqno shows what is missing above an offset, if there is anything.
+        (&offsets, 26, None, true),
+        (&offsets, 25, None, false),
+        (&offsets, 24, None, false),
+        (&offsets, 26, Some(0), false),
+        // A position may lie inside a snapshot.
+        (&start(), 26, Some(0), true),
+        (&start(), 25, None, true),
+    ] {
+        let observed = Observed { high: Seqno(high), ..seen(high, purge, &[]) };
+        let asked = questions(from, &BTreeMap::from([(VB, observed)]), &limits());
+        assert_eq!(asked.contains_key(&VB), is_asked, "{from:?} of {high}, {purge:?}");
+    }
+}
+
+#[test]
 fn a_purge_behind_a_checkpoint_is_no_rollback() {
     for purge in [Some(30), None] {
         let now = || seen(100, purge, &[(25, Some(0))]);
@@ -96,6 +117,31 @@ fn a_purge_behind_a_checkpoint_is_no_rollback() {
         let allowed = Limits { allow_data_loss: true, ..limits() };
         let [range] = &plan(now(), &allowed).unwrap()[..] else { panic!() };
         assert_eq!((range.start_seqno(), range.epoch()), (Seqno(0), 1));
+    }
+}
+
+#[test]
+fn a_purge_is_the_reason_only_where_the_whole_snapshot_is_on_the_servers_history() {
+    let refused = |purge| seen(100, purge, &[(25, Some(20))]);
+    let branches = |newer: u64| log(&[(0xb, newer), (0xa, 0)]);
+    for (now, is_purged) in [
+        (refused(Some(26)), true),
+        (refused(Some(25)), false),
+        (Observed { log: branches(40), ..refused(None) }, true),
+        (Observed { log: branches(39), ..refused(None) }, false),
+        (Observed { high: Seqno(25), ..refused(None) }, true),
+        (Observed { high: Seqno(24), ..refused(None) }, false),
+    ] {
+        let last = Limits { is_last: true, ..limits() };
+        match plan(now.clone(), &last) {
+            Err(PlanError::Purged { .. }) => assert!(is_purged, "{now:?}"),
+            Ok(ranges) => {
+                let [range] = &ranges[..] else { panic!("{now:?}") };
+                let told = (range.start_seqno(), range.rolled_back);
+                assert_eq!((told, is_purged), ((Seqno(20), true), false), "{now:?}");
+            }
+            Err(error) => panic!("{error}: {now:?}"),
+        }
     }
 }
 
@@ -111,6 +157,23 @@ fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
     let last = Limits { is_last: true, ..limits() };
     let [range] = &plan(seen(0, Some(0), &[(25, None)]), &last).unwrap()[..] else { panic!() };
     assert_eq!(range.to, Seqno(100), "all there is");
+}
+
+#[test]
+fn offsets_that_nobody_claims_to_be_persisted_may_lie_inside_a_checkpoints_snapshot() {
+    let unpersisted = Limits { max_seqnos: Some(1), ..Limits::default() };
+    let claimed = Limits { persisted_only: true, ..unpersisted.clone() };
+    let last = Limits { is_last: true, ..claimed.clone() };
+    for (limits, rollback, to) in [
+        (unpersisted, None, 26),
+        (last, None, 26),
+        (claimed.clone(), None, 40),
+        // A rollback has left the snapshot.
+        (claimed, Some(20), 21),
+    ] {
+        let ranges = plan(seen(100, Some(0), &[(25, rollback)]), &limits).unwrap();
+        assert_eq!(ranges[0].to, Seqno(to), "{limits:?} {rollback:?}");
+    }
 }
 
 #[test]
@@ -150,7 +213,7 @@ fn a_partition_is_read_back_as_it_was_sent() {
         from: from.clone(),
         to,
         rolled_back,
-        past_purge: false,
+        past_purge: rolled_back,
     };
     let like = Partition {
         node: String::new(),
@@ -168,6 +231,7 @@ fn a_partition_is_read_back_as_it_was_sent() {
         range: range(vbid, Seqno(to), rolled_back),
     });
     let sent = Partition::with_ranges(&like, located.to_vec());
+    assert_eq!((sent.node.as_str(), sent.past_purge), ("there:11210", true), "of any range");
     let json = sent.to_json();
     assert_eq!(Partition::from_json(&json), Ok(sent.clone()));
     for cut in 0..json.len() {

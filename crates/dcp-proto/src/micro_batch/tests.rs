@@ -7,11 +7,10 @@ use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;
-use crate::FailoverLog;
-use crate::OnRollback;
 use crate::checkpoint::StoredFilter;
 use crate::consumer::{StreamFilter, StreamPosition};
 use crate::topology::Manifest;
+use crate::{CollectionPatterns, FailoverLog, OnRollback, RowFilter, Snapshot};
 
 const VB: Vbid = Vbid(3);
 const A: u64 = 0xa;
@@ -122,6 +121,8 @@ fn a_branch_above_a_persisted_offset_takes_nothing_away() {
         (range.vbuuid(), range.start_seqno(), range.rolled_back),
         (Vbuuid(A), Seqno(100), false)
     );
+    let whole = range.from.position.request_snapshot();
+    assert_eq!(whole, Snapshot::at(Seqno(100)), "an offset is the end of a snapshot");
     let still = end(offset(130, A, 2), seen(130, &[(B, 130), (A, 0)]), &persisted());
     assert_eq!(still, Ok(offset(130, A, 2)), "no empty batch for a name");
 }
@@ -181,6 +182,15 @@ fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
     let now = seen(60, &[(C, 50), (A, 0)]);
     let [range] = &ranges(start, planned, now, &persisted())[..] else { panic!() };
     assert_eq!((range.start_seqno(), range.to), (Seqno(50), Seqno(50)));
+    assert_eq!((range.epoch(), range.rolled_back), (1, true));
+}
+
+#[test]
+fn a_rollback_after_the_last_batch_was_planned_is_told_by_that_batch() {
+    let last = Limits { is_last: true, ..persisted() };
+    let now = seen(130, &[(B, 80), (A, 0)]);
+    let [range] = &ranges(offset(100, A, 0), offset(130, A, 0), now, &last)[..] else { panic!() };
+    assert_eq!((range.start_seqno(), range.to), (Seqno(80), Seqno(80)));
     assert_eq!((range.epoch(), range.rolled_back), (1, true));
 }
 
@@ -247,6 +257,21 @@ fn offsets_are_small_and_read_by_every_later_release() {
     let shop = StoredFilter::new(StreamFilter::Scope(ScopeId(8)), true);
     assert_eq!(read.filter(), Some(&shop));
     assert_eq!(read.to_json(), v2, "and this release writes the same");
+}
+
+#[test]
+fn offsets_of_a_filter_that_earlier_releases_do_not_know_have_a_version_of_their_own() {
+    let rows = RowFilter::new(Some(vec!["a*".to_owned()]), None, None).unwrap();
+    let patterns = CollectionPatterns::new(["shop.*"]).unwrap();
+    let all = StoredFilter::default();
+    for (filter, version) in
+        [(all.clone(), 2), (all.clone().with_rows(rows), 3), (all.with_patterns(patterns), 3)]
+    {
+        let offsets = Offsets::new("b", filter, 2);
+        let json = offsets.to_json();
+        assert!(json.starts_with(&format!(r#"{{"v":{version},"#)), "{json}");
+        assert_eq!(Offsets::from_json(&json), Ok(offsets));
+    }
 }
 
 #[test]
@@ -335,6 +360,12 @@ fn further_tasks_go_where_the_tasks_are_largest() {
         let count = |node| packed.iter().filter(|list| list[0].node == node).count();
         assert_eq!((count("a"), count("b")), expected, "{tasks} tasks");
     }
+}
+
+#[test]
+fn a_range_without_changes_costs_a_stream_all_the_same() {
+    let ranges: Vec<Located> = (0..4).map(|vbid| located("a", vbid, 0)).collect();
+    assert_eq!(pack(ranges, 2).iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
 }
 
 #[test]

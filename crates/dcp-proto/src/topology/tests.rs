@@ -90,7 +90,7 @@ fn the_configurations_of_real_servers_are_read() {
     assert_eq!(port(after, after.active(Vbid(0)).unwrap()), 12911, "failed over");
     assert!(after.is_newer_than(before) && !before.is_newer_than(after));
     assert!(!after.is_newer_than(after), "the same revision brings nothing new");
-    assert!(after.has_capability("collections"));
+    assert!(after.has_capability("collections") && !after.has_capability("collection"));
 }
 
 #[test]
@@ -391,6 +391,28 @@ fn a_manifest_with_impossible_ids_is_refused() {
     assert_eq!(manifest("8", "100000000", "9"), Err(InvalidManifest::Id("collection uid")));
     assert_eq!(manifest("x", "8", "9"), Err(InvalidManifest::Id("scope uid")));
     assert!(matches!(Manifest::parse(b"{}"), Err(InvalidManifest::Json { .. })));
+}
+
+#[test]
+fn a_manifest_beyond_the_limits_is_refused() {
+    let mut manifest = br#"{"uid":"1"}"#.to_vec();
+    manifest.resize(MAX_CONFIG_LEN, b' ');
+    assert!(Manifest::parse(&manifest).is_ok());
+    manifest.push(b' ');
+    let too_large = InvalidManifest::TooLarge { len: manifest.len() };
+    assert_eq!(Manifest::parse(&manifest), Err(too_large));
+
+    let of = |collections: u32| {
+        let collection = |id: u32| format!(r#"{{"name":"c","uid":"{id:x}"}}"#);
+        let scope = |name: &str, ids: std::ops::Range<u32>| {
+            let collections = ids.map(collection).collect::<Vec<_>>().join(",");
+            format!(r#"{{"name":"{name}","uid":"{name}","collections":[{collections}]}}"#)
+        };
+        let (first, second) = (scope("a", 0..20_000), scope("b", 20_000..collections));
+        Manifest::parse(format!(r#"{{"uid":"1","scopes":[{first},{second}]}}"#).as_bytes())
+    };
+    assert_eq!(of(50_000).unwrap().collections().count(), 50_000);
+    assert_eq!(of(50_001), Err(InvalidManifest::Id("number of collections")));
 }
 
 #[test]

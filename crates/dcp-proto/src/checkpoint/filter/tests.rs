@@ -62,6 +62,7 @@ fn the_system_scope_is_no_part_of_a_bucket_read_without_it() {
         assert!(contains(&all(true), &system), "{system}");
         assert!(contains(&all(true), &with_system(&system)), "{system}");
     }
+    assert!(contains(&all(true), &collections(&[99])), "nothing is left out, whatever it is");
     assert!(contains(&scope(8), &collections(&[8])), "named, it is delivered");
     assert!(!contains(&all(false), &scope(11)), "it may be the system scope of another manifest");
 }
