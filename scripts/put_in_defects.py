@@ -55,6 +55,8 @@ PROFILE_OF_WORLDS = {
     "CARGO_PROFILE_RELEASE_LTO": "off",
 }
 PATIENCE_WITH_WORLDS = 3600
+# The first compilation includes every dependency.
+PATIENCE_WITH_COMPILER = 3600
 
 EXTENSION = "python/dcp_rs/_dcp_rs.abi3.so"
 EXTENSION_CRATE = ("-p", "dcp-python", "--lib")
@@ -232,6 +234,17 @@ class Bench:
             return None, out
         return process.returncode, out
 
+    def cargo(self, *arguments: str) -> None:
+        """Compiles something; a compiler that is slow says nothing of a defect."""
+        command, *rest = arguments
+        code, out = self.run(
+            ["cargo", command, "--locked", "--quiet", *rest], patience=PATIENCE_WITH_COMPILER
+        )
+        if code is None:
+            raise DefectError(f"cargo {command} takes longer than {PATIENCE_WITH_COMPILER} s")
+        if code != 0:
+            raise BrokenError(out)
+
     def outcomes(self, tests: Iterable[str]) -> dict[str, str]:
         """Runs tests; returns `passed`, `failed` or another outcome for each."""
         by_place = defaultdict(list)
@@ -244,9 +257,7 @@ class Bench:
         return found
 
     def _cargo_test(self, place: tuple[str, ...], tests: list[str]) -> dict[str, str]:
-        code, out = self.run(["cargo", "test", "--locked", "--quiet", "--no-run", *place])
-        if code != 0:
-            raise BrokenError(out)
+        self.cargo("test", "--no-run", *place)
         names = {test: test.split(": ")[1] for test in tests}
         # Not quiet: one line for each test.
         command = ["cargo", "test", "--locked", *place, "--", *sorted(names.values())]
@@ -293,9 +304,7 @@ class Bench:
         if self.built_with == edits:
             return
         self.built_with = None
-        code, out = self.run(["cargo", "build", "--locked", "--quiet", *EXTENSION_CRATE])
-        if code != 0:
-            raise BrokenError(out)
+        self.cargo("build", *EXTENSION_CRATE)
         shutil.copy(self.target / "debug" / "lib_dcp_rs.so", self.folder / EXTENSION)
         self.built_with = edits
 
@@ -315,11 +324,7 @@ class Bench:
             self.compile_python(mutation.edits)
             for crate in sorted(crates):
                 arguments = [argument for argument in crate if argument != "--release"]
-                code, out = self.run(
-                    ["cargo", "check", "--locked", "--quiet", "--profile", "test", *arguments]
-                )
-                if code != 0:
-                    raise BrokenError(out)
+                self.cargo("check", "--profile", "test", *arguments)
 
     def try_out(self, mutation: Mutation) -> dict[str, str]:
         """Injects a defect and runs its tests."""

@@ -168,6 +168,15 @@ def test_broken_defects_are_told_without_running_a_test(bench, capsys):
     assert told.endswith("2 of 4 defects compile\n")
 
 
+def test_a_slow_compiler_says_nothing_of_a_defect(bench, capsys, monkeypatch):
+    monkeypatch.setattr(put_in_defects, "PATIENCE_WITH_COMPILER", 0.001)
+    assert put_in_defects.try_all(bench, [sum_defect(RUST, "a - b")], unchecked=True) == 1
+    told = capsys.readouterr().out
+    assert "takes longer than" in told
+    assert "BROKEN" not in told
+    assert "broken" not in told
+
+
 def test_the_page_on_reliability_names_tests_that_exist_and_one_for_each_scenario():
     page = (ROOT / "docs" / "reliability.md").read_text()
     named = re.findall(r"`([\w./-]+\.(?:rs|py): \w+)`", page)
