@@ -97,7 +97,16 @@ def test_packets_are_read_in_every_form(tmp_path, content):
 
 def test_what_is_no_packet_fails_with_one_line(tmp_path):
     path = tmp_path / "packets"
-    for content in (b"GET / HTTP/1.1\r\n\r\n", bytes.fromhex(PACKET)[:-1], b'{"hex": 5}'):
+    for content in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        bytes.fromhex(PACKET)[:-1],
+        b'{"hex": 5}',
+        b'{"a":' * 100_000,
+        b'{"dir": "c2s", "hex": "80", "conn": 1e999}',
+        b'{"dir": ["c2s"], "hex": "80"}',
+        # A text from outside that would reach the terminal.
+        b'{"dir": "\\u001b[2J", "eof": true}',
+    ):
         path.write_bytes(content)
         done = run("decode", path)
         assert done.returncode == 1

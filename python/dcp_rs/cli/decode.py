@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _DIRECTIONS = {"c2s": "->", "s2c": "<-"}
+# What JSON from outside can raise where it is no packet.
+_NO_PACKET = (
+    ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,11 @@ def _trace(data: bytes) -> Iterator[_Piece]:
             if "meta" in record:
                 continue
             content = None if record.get("eof") else bytes.fromhex(record["hex"])
-            piece = _Piece(int(record.get("conn", 0)), record["dir"], content)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            direction = record["dir"]
+            if direction not in _DIRECTIONS:
+                raise ValueError(f"dir is none of {', '.join(_DIRECTIONS)}")
+            piece = _Piece(int(record.get("conn", 0)), direction, content)
+        except _NO_PACKET as error:
             raise ProtocolError(f"line {number} of the trace is not a packet: {error!r}") from error
         yield piece
 
