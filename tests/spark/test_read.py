@@ -213,6 +213,25 @@ def test_a_dead_connection_is_replaced(options, load):
     assert worker._CLIENTS.get(partition.options) is not client
 
 
+def test_a_read_that_fails_ends_no_other_of_its_process(options, cluster):
+    for n in range(4000):
+        cluster.upsert(f"key_{n}", b'{"n": %d}' % n + b" " * 500)
+    options |= {"documentSchema": "n INT", "onMalformed": "fail", "numPartitions": "2"}
+    options |= {"batchRows": "100", "flowControlBufferBytes": "128k"}
+    _, second = dcp_rs.spark.partitions(options)
+    keys = map("key_{}".format, range(4000))
+    cluster.upsert(next(key for key in keys if cluster.vbucket_of(key) in second.vbuckets), b"no")
+    first, second = dcp_rs.spark.partitions(options)
+    batches = dcp_rs.spark.read_partition(first)
+    rows = next(batches).num_rows
+    with pytest.raises(SparkReadError, match="COUCHBASE_DCP_MALFORMED"):
+        list(dcp_rs.spark.read_partition(second))
+    # It is far from its end: the server sends as much as the buffer holds.
+    assert rows < first.size / 2
+    rows += sum(batch.num_rows for batch in batches)
+    assert rows == first.size
+
+
 def test_limit_ends_the_tasks_early(spark, options, load):
     load(2000)
     assert len(changes(spark, options).limit(5).collect()) == 5

@@ -7,6 +7,8 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -68,6 +70,9 @@ class _Clients:
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, object], _dcp_rs.Client] = {}
         self._asked_for: dict[tuple[int, object], float] = {}
+        # How many reads use the clients of these options, and those to close after them.
+        self._reads: Counter[tuple[int, object]] = Counter()
+        self._left: dict[tuple[int, object], list[_dcp_rs.Client]] = {}
         os.register_at_fork(after_in_child=self._renew_lock)
 
     def _renew_lock(self) -> None:
@@ -86,10 +91,29 @@ class _Clients:
         with self._lock:
             self._clients[self._key(options)] = client
 
-    def forget(self, options: ReadOptions) -> None:
-        """Closes the client of these options, if there is one."""
+    @contextmanager
+    def reading(self, options: ReadOptions) -> Iterator[None]:
+        """Keeps the clients of these options open meanwhile."""
+        key = self._key(options)
         with self._lock:
-            client = self._clients.pop(self._key(options), None)
+            self._reads[key] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reads[key] -= 1
+                left = [] if self._reads[key] else self._left.pop(key, [])
+            for client in left:
+                client.close()
+
+    def forget(self, options: ReadOptions) -> None:
+        """Closes the client of these options, if there is one, once no read uses it."""
+        key = self._key(options)
+        with self._lock:
+            client = self._clients.pop(key, None)
+            if client is not None and self._reads[key]:
+                self._left.setdefault(key, []).append(client)
+                return
         if client is not None:
             client.close()
 
@@ -98,7 +122,8 @@ class _Clients:
         now = time.monotonic()
         self._asked_for[asked_for] = now
         for key, last in list(self._asked_for.items()):
-            if key[0] == os.getpid() and now - last > _KEEP_CLIENT:
+            is_idle = not self._reads[key] and now - last > _KEEP_CLIENT
+            if key[0] == os.getpid() and is_idle:
                 del self._asked_for[key]
                 client = self._clients.pop(key, None)
                 if client is not None:
@@ -163,10 +188,11 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
 def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_rs.ChangeBatch]:
     options = partition.options
     connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
-    client, stream = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
-    _CLIENTS.keep(options, client)
-    with dcp_rs.ChangeStream(stream) as changes:
-        yield from changes
+    with _CLIENTS.reading(options):
+        client, stream = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
+        _CLIENTS.keep(options, client)
+        with dcp_rs.ChangeStream(stream) as changes:
+            yield from changes
 
 
 def _rollback_rows(partition: Partition) -> pa.RecordBatch | None:
