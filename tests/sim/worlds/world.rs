@@ -384,10 +384,12 @@ impl World {
 
     /// The last changes of documents within a range of seqnos, its end included, that every reader
     /// of the range is given: nothing above it has replaced them, and no collection was emptied.
+    /// `first_snapshot_end` is 0 unless the range begins inside of a snapshot from the beginning.
     pub(crate) fn wanted_within(
         &self,
         vbid: Vbid,
         (from, to): (Seqno, Seqno),
+        first_snapshot_end: Seqno,
         sees_system: bool,
     ) -> impl Iterator<Item = (u32, &[u8], Seqno)> {
         let is_sure = move |collection: u32, key: &[u8]| {
@@ -395,12 +397,15 @@ impl World {
             let is_system = of.is_some_and(|of| of.scope == "_system") || key.starts_with(b"_txn:");
             of.is_some_and(|of| of.is_there && !of.was_emptied) && (sees_system || !is_system)
         };
-        // Who reads from the beginning has nothing that could have to be removed.
-        let counts = move |op| op == Op::Mutation || from != Seqno::ZERO;
+        // Who reads from the beginning, or is still inside of the snapshot that began there, has
+        // nothing that its deletions could remove, so the server may have purged them.
+        let counts = move |op, seqno| {
+            op == Op::Mutation || (from != Seqno::ZERO && seqno > first_snapshot_end)
+        };
         self.truth.newest(vbid).into_iter().filter_map(
             move |((collection, key), (seqno, write))| {
                 let is_within = seqno > from && seqno <= to;
-                (is_within && counts(write.op) && is_sure(collection, key))
+                (is_within && counts(write.op, seqno) && is_sure(collection, key))
                     .then_some((collection, key, seqno))
             },
         )

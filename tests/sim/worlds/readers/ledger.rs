@@ -82,7 +82,7 @@ fn check_standing(
             newest.insert((row.collection, row.key.as_slice()), row.seqno);
         }
         let range = (Seqno::ZERO, end.get(*vbid).seqno);
-        let wanted = world.wanted_within(*vbid, range, sees_system);
+        let wanted = world.wanted_within(*vbid, range, Seqno::ZERO, sees_system);
         for (collection, key, seqno) in wanted.filter(|(id, ..)| ids.contains(id)) {
             let has = newest.get(&(collection, key));
             if has != Some(&seqno) {

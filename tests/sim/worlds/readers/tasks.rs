@@ -178,6 +178,12 @@ impl Task {
     fn check_range(&self, items: &[Item]) -> Result<(), Stop> {
         let bounds = |range: SeqnoRange| (range.vbid, (range.start_seqno(), range.to));
         let mut ranges: BTreeMap<_, _> = self.partition.ranges().map(bounds).collect();
+        let first_snapshot = |range: SeqnoRange| {
+            let snapshot = range.from.position.snapshot;
+            (snapshot.start == Seqno::ZERO).then_some((range.vbid, snapshot.end))
+        };
+        let mut first_snapshots: BTreeMap<_, _> =
+            self.partition.ranges().filter_map(first_snapshot).collect();
         let mut newest: BTreeMap<(Vbid, u32, &[u8]), Seqno> = BTreeMap::new();
         for item in items {
             let row = match item {
@@ -190,6 +196,7 @@ impl Task {
                     if let Some((from, _)) = ranges.get_mut(&vbid) {
                         *from = seqno.min(*from);
                     }
+                    first_snapshots.remove(&vbid);
                     continue;
                 }
             };
@@ -206,7 +213,9 @@ impl Task {
             return Ok(());
         }
         for (&vbid, &bounds) in &ranges {
-            let wanted = world.wanted_within(vbid, bounds, process.plan.system_documents);
+            let first_end = first_snapshots.get(&vbid).copied().unwrap_or_default();
+            let sees_system = process.plan.system_documents;
+            let wanted = world.wanted_within(vbid, bounds, first_end, sees_system);
             for (collection, key, seqno) in wanted.filter(|(id, ..)| process.asks_for(&world, *id))
             {
                 let has = newest.get(&(vbid, collection, key));
