@@ -82,7 +82,7 @@ pub(super) struct Stream {
     receiving: Option<Receiving>,
     /// Up to here, every snapshot is complete.
     complete: Seqno,
-    /// Unacknowledged prepares, and whether they have to be persisted first.
+    /// Unacknowledged prepares by their seqnos, and whether they have to be persisted first.
     prepares: VecDeque<(Seqno, bool)>,
 }
 
@@ -251,7 +251,10 @@ impl Stream {
             .complete(self.vbid, &completion)
             .map_err(|NotApplied| Rejected::NotPrepared(seqno))?;
         // A completed write holds up no other.
-        self.prepares.retain(|&(seqno, _)| seqno != completion.prepared_seqno);
+        let prepared = completion.prepared_seqno;
+        if let Ok(at) = self.prepares.binary_search_by_key(&prepared, |&(seqno, _)| seqno) {
+            self.prepares.remove(at);
+        }
         Ok(self.received(completion.seqno))
     }
 
