@@ -102,7 +102,10 @@ class _Clients:
         finally:
             with self._lock:
                 self._reads[key] -= 1
-                left = [] if self._reads[key] else self._left.pop(key, [])
+                left = []
+                if not self._reads[key]:
+                    del self._reads[key]
+                    left = self._left.pop(key, [])
             for client in left:
                 client.close()
 
