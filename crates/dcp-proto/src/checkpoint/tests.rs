@@ -240,6 +240,7 @@ fn nothing_is_never_an_empty_checkpoint() {
     }
     let empty = Checkpoint::new("b", filter(&[9]));
     assert!(Checkpoint::from_json(empty.to_json().as_bytes()).unwrap().is_empty());
+    assert!(!checkpoint().is_empty());
 }
 
 #[test]

@@ -81,7 +81,8 @@ fn the_configurations_of_real_servers_are_read() {
         .collect();
     let sdk = ("default", 64, 1, 1);
     assert_eq!(seen, [sdk, sdk, ("default", 8, 2, 1), ("default", 8, 1, 2)]);
-    assert_eq!(globals.len(), 2);
+    let global = |config: &GlobalConfig| (config.nodes().len(), config.revision().rev > 0);
+    assert_eq!(globals.iter().map(global).collect::<Vec<_>>(), [(1, true); 2]);
     let port = |config: &BucketConfig, node: usize| {
         config.nodes()[node].data_address(Network::Default, false).unwrap().port
     };
@@ -182,6 +183,14 @@ fn what_a_bucket_lacks_does_not_make_it_ephemeral_where_its_type_or_storage_is_t
         }));
         let found = config.unwrap().is_ephemeral();
         assert_eq!(found, is_ephemeral, "{bucket_type:?} on {storage:?}");
+    }
+}
+
+#[test]
+fn a_server_that_can_resume_below_its_purge_seqno_says_so() {
+    for (capability, can) in [("dcp.IgnorePurgedTombstones", true), ("dcp", false)] {
+        let config = parse(&with(|json| json["bucketCapabilities"] = json!([capability])));
+        assert_eq!(config.unwrap().ignores_purges(), can);
     }
 }
 
