@@ -162,12 +162,6 @@ def test_numbers_that_are_too_large_are_refused(run):
         assert b"--interval" in run("top", "--once", "--interval", interval, status=2)
 
 
-def test_a_time_that_python_does_not_have_is_one_line(cluster, run):
-    cluster.upsert("a", b'{"t":1700000000000}')
-    (line,) = run("cat", "--document-schema", "t TIMESTAMP", status=1).splitlines()
-    assert line.startswith(b"dcp-rs: a document has a time")
-
-
 def test_a_limit_within_a_batch_is_counted_to_the_change(cluster, run, tmp_path):
     keys = [f"key_{n}" for n in range(60)]
     early = [key for key in keys if cluster.vbucket_of(key) < 8][:3]
