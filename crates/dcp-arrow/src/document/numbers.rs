@@ -88,10 +88,8 @@ pub(super) fn decimal(text: &[u8], precision: u8, scale: u8) -> Option<i128> {
                 number += i128::from(digit >= 5);
                 break;
             }
-            number = number * 10 + i128::from(digit);
-            if number >= limit {
-                return None;
-            }
+            let longer = number.checked_mul(10).and_then(|n| n.checked_add(i128::from(digit)));
+            number = longer.filter(|number| *number < limit)?;
         }
     }
     for _ in 0..shift.max(0) {
@@ -152,6 +150,10 @@ mod tests {
             ("1e-999999999999999999999", 38, 0, Some(0)),
             ("99999999999999999999999999999999999999", 38, 0, Some(10_i128.pow(38) - 1)),
             ("100000000000000000000000000000000000000", 38, 0, None),
+            // 2 to the power of 128, of which 128 bits are 0.
+            ("340282366920938463463374607431768211456", 38, 0, None),
+            ("999999999999999999999999999999999999999", 38, 0, None),
+            ("99999999999999999999999999999999999999.5", 38, 0, None),
             ("0000", 1, 0, Some(0)),
             ("1.50", 1, 0, Some(2)),
             ("9.5", 1, 0, None),
