@@ -279,6 +279,24 @@ fn rule_10_an_advance_right_to_the_end_enters_its_snapshot() {
     assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot));
 }
 
+/// Some servers advance to the seqno of a mutation that they send next.
+#[test]
+fn rule_10_an_advance_to_the_end_of_a_snapshot_waits_for_what_follows() {
+    for config in [config(), clamped()] {
+        let mut server = bounded(config.clone(), 5);
+        server.marker(4, 5).advanced(5).play();
+        assert!(!server.events().iter().any(is_complete));
+        server.mutation(5).play();
+        assert_eq!(server.seqnos(), [5]);
+        assert!(server.events().iter().any(is_complete));
+
+        let mut server = bounded(config, 5);
+        server.marker(4, 5).advanced(5).end(StreamEndReason::OK).play();
+        assert!(server.events().iter().any(is_complete));
+        assert_eq!(server.moved().unwrap().seqno, Seqno(5));
+    }
+}
+
 #[test]
 fn rule_10_an_out_of_order_snapshot_up_to_the_end_is_complete() {
     let mut server = bounded(clamped(), 5);

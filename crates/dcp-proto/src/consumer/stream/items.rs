@@ -84,8 +84,11 @@ impl Stream {
             }
             self.enter_snapshot(seqno)?;
         }
-        let progress = self.processed(seqno);
+        let mut progress = self.processed(seqno);
         self.advanced = true;
+        // At the end of a snapshot, servers with MB-62984 may send a mutation with the same seqno
+        // next. They end the stream there in any case.
+        progress.reached_end &= !self.position.is_snapshot_complete();
         Ok(progress)
     }
 }
