@@ -97,10 +97,10 @@ impl Progress {
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
         self.acknowledge_marker
-            || self.reached_end
-            || self.repeated_seqno
-            || self.learned
-            || self.caught_up
+            | self.reached_end
+            | self.repeated_seqno
+            | self.learned
+            | self.caught_up
     }
 
     /// How many rows the sink was given.
@@ -159,25 +159,24 @@ struct Marker {
     acknowledge: bool,
 }
 
-/// The branch that holds the seqnos in `[from, up_to]`.
+/// The branch that holds the seqnos in `(above, up_to]`.
 #[derive(Clone, Copy, Debug)]
 struct Branch {
     vbuuid: Vbuuid,
-    from: Seqno,
+    above: Seqno,
     up_to: Seqno,
 }
 
 impl Branch {
     /// Empty, so that the first item looks up its branch.
-    const NONE: Self = Self { vbuuid: Vbuuid(0), from: Seqno::MAX, up_to: Seqno::ZERO };
+    const NONE: Self = Self { vbuuid: Vbuuid(0), above: Seqno::MAX, up_to: Seqno::ZERO };
 
     fn of(log: &FailoverLog, seqno: Seqno) -> Self {
         let entry = log.branch_of(seqno);
         let newer = log.entries().iter().take_while(|newer| newer.vbuuid != entry.vbuuid);
         Self {
             vbuuid: entry.vbuuid,
-            // The oldest branch holds whatever lies below it as well.
-            from: Seqno(entry.seqno.0.saturating_add(1)).min(seqno),
+            above: if entry.seqno < seqno { entry.seqno } else { Seqno::ZERO },
             up_to: newer.map(|newer| newer.seqno).min().unwrap_or(Seqno::MAX),
         }
     }
@@ -514,15 +513,25 @@ impl Stream {
         }
     }
 
-    /// The properties of a change with `seqno` that the following ones up to `passes` share; `None`
-    /// before the first item of a snapshot, and in one out of sequence order.
+    /// The properties of a change with `seqno` that the following ones up to `passes` share, unless
+    /// it is a special case.
     #[inline(always)]
     pub(super) fn fixed(&mut self, seqno: Seqno, passes: Seqno) -> Option<Fixed> {
-        let end = self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot.end;
+        let Snapshot { start, end } =
+            self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot;
+        let last = self.position.seqno;
+        if self.oso.is_some()
+            || seqno <= last
+            || seqno < start
+            || seqno >= self.stop
+            || seqno > passes
+        {
+            return None;
+        }
         let vbuuid = self.branch_of(seqno);
         let up_to = self.branch.up_to.min(end).min(self.clamp).min(passes);
         Some(Fixed {
-            last: self.position.seqno.max(Seqno(self.branch.from.0.saturating_sub(1))),
+            last: last.max(self.branch.above),
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
             vbuuid,
             snapshot: self.position.snapshot,
@@ -615,7 +624,7 @@ impl Stream {
     /// The branch that holds `seqno`, looked up if it is not the last one found.
     #[inline(always)]
     fn branch_of(&mut self, seqno: Seqno) -> Vbuuid {
-        if !(self.branch.from..=self.branch.up_to).contains(&seqno) {
+        if seqno <= self.branch.above || seqno > self.branch.up_to {
             self.find_branch(seqno);
         }
         self.branch.vbuuid
