@@ -283,7 +283,7 @@ fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
 }
 
 /// A snapshot from disk may have the abort of a document's later write without that of an earlier one.
-/// Writes after one that seemed to go on would wait for ever.
+/// If the earlier one seemed outstanding, every later write would wait forever.
 #[test]
 fn a_replica_promoted_inside_a_snapshot_knows_that_the_writes_before_an_aborted_one_have_ended() {
     use Step::{CleanRestart, Complete, Failover, Lag, Prepare, Set};
