@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import reprlib
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -54,13 +53,13 @@ def table(
     below = f"<p>… {num_rows - ROWS:,} more rows</p>" if num_rows > ROWS else ""
     size = f"{num_rows:,} rows, {len(columns)} columns"
     return (
-        f"<div><p>{html.escape(title)}: {size}</p><table><thead>{head}</thead>"
+        f"<div><p>{_escape(title)}: {size}</p><table><thead>{head}</thead>"
         f"<tbody>{''.join(body)}</tbody></table>{below}</div>"
     )
 
 
 def _row(tag: str, cells: Iterable[str]) -> str:
-    return f"<tr>{''.join(f'<{tag}>{html.escape(cell)}</{tag}>' for cell in cells)}</tr>"
+    return f"<tr>{''.join(f'<{tag}>{_escape(cell)}</{tag}>' for cell in cells)}</tr>"
 
 
 def _cell(value: object) -> str:
@@ -71,3 +70,10 @@ def _cell(value: object) -> str:
 
 def _short(text: str, most: int = _CELL) -> str:
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def _escape(text: str) -> str:
+    # Most readers show no table, and importing this takes a millisecond.
+    import html
+
+    return html.escape(text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, field, fields
@@ -116,6 +115,8 @@ class ConnectionOptions:
             ConfigError: The function `credentials` cannot be pickled.
         """
         if self.credentials is not None:
+            import pickle
+
             try:
                 pickle.dumps(self.credentials)
             except Exception as error:
