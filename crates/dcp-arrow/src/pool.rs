@@ -7,6 +7,7 @@ use arrow_array::StringArray;
 use arrow_buffer::Buffer;
 
 use crate::repeated::RepeatedTexts;
+use crate::values::MOSTLY_USED;
 
 /// Keeps freed column memory for later batches, up to a limit in bytes.
 ///
@@ -47,9 +48,11 @@ impl BufferPool {
     /// A block with at least `capacity` bytes of room and unspecified contents.
     pub(crate) fn take(&self, capacity: usize) -> Vec<u8> {
         let mut free = self.lock();
-        // The smallest that fits: a column of keys must not take a block sized for documents.
+        // The smallest that fits, and none that would stay mostly unused: otherwise keys would take
+        // blocks sized for documents, and documents new ones.
+        let room = capacity..=capacity.saturating_mul(MOSTLY_USED);
         let fits = |(index, block): (usize, &Vec<u8>)| {
-            (block.capacity() >= capacity).then_some((block.capacity(), index))
+            room.contains(&block.capacity()).then_some((block.capacity(), index))
         };
         if let Some((_, index)) = free.blocks.iter().enumerate().filter_map(fits).min() {
             let block = free.blocks.swap_remove(index);
@@ -146,7 +149,9 @@ mod tests {
         assert_eq!(view.as_slice(), [7; 500]);
         drop(view);
         assert_eq!(pool.held_bytes(), 100_000);
-        let again = pool.take(50_000);
+        assert_eq!(pool.take(24_999).capacity(), 24_999, "most of it would not be used");
+        assert_eq!(pool.held_bytes(), 100_000);
+        let again = pool.take(25_000);
         assert_eq!((again.as_ptr(), again.len()), (address, 100_000), "it need not be cleared");
         assert_eq!(pool.held_bytes(), 0);
     }
@@ -157,7 +162,7 @@ mod tests {
         let blocks: Vec<_> = (0..4).map(|_| pool.buffer(pool.take(100_000), 0)).collect();
         drop(blocks);
         assert_eq!(pool.held_bytes(), 200_000);
-        let block = pool.take(10);
+        let block = pool.take(99_999);
         assert_eq!((block.capacity(), pool.held_bytes()), (100_000, 100_000));
     }
 }
