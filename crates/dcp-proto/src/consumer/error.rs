@@ -38,7 +38,8 @@ pub enum Misbehaviour {
         /// The previous seqno.
         last: Seqno,
     },
-    /// An out-of-sequence-order snapshot began in another, or ended outside one.
+    /// An out-of-sequence-order snapshot began above seqno 0 or in another one, or ended outside
+    /// one.
     #[error("misplaced out-of-sequence-order snapshot")]
     MisplacedOso,
     /// A failover log that is empty or not a list of entries.

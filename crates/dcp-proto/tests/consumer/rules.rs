@@ -132,6 +132,25 @@ fn rule_05_after_an_out_of_order_snapshot_the_highest_seqno_counts() {
 }
 
 #[test]
+fn rule_05_an_out_of_order_snapshot_begins_at_0_and_outside_any_other() {
+    let mut server = Harness::streaming(config());
+    server.oso(OsoSnapshot::Start).oso(OsoSnapshot::End).oso(OsoSnapshot::Start).play();
+    assert_eq!(server.oso(OsoSnapshot::Start).misbehaves(), Misbehaviour::MisplacedOso);
+
+    let mut server = Harness::streaming(config());
+    assert_eq!(server.oso(OsoSnapshot::End).misbehaves(), Misbehaviour::MisplacedOso);
+
+    let mut server = Harness::streaming(config());
+    server.marker(0, 5).mutation(5).play();
+    assert_eq!(server.oso(OsoSnapshot::Start).misbehaves(), Misbehaviour::MisplacedOso);
+
+    let mut server = Harness::new(config());
+    server.open(StreamPosition::new(position(5, (5, 5), LOG)));
+    server.accept(LOG);
+    assert_eq!(server.oso(OsoSnapshot::Start).misbehaves(), Misbehaviour::MisplacedOso);
+}
+
+#[test]
 fn rule_06_a_rollback_restarts_at_the_newest_complete_snapshot() {
     let mut server = inside_the_third_snapshot(config());
     server.reconnect(config());

@@ -447,8 +447,10 @@ impl Stream {
     /// An out-of-sequence-order snapshot begins or ends.
     pub(super) fn oso_snapshot(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
         match (OsoSnapshot::decode(frame)?, self.oso) {
-            (OsoSnapshot::Start, None) => {
-                self.oso = Some(self.position.seqno);
+            // If one above 0 were interrupted, the changes before it would be void but not sent
+            // again: the stream resumes above them.
+            (OsoSnapshot::Start, None) if self.position.seqno == Seqno::ZERO => {
+                self.oso = Some(Seqno::ZERO);
                 self.marker = None;
                 self.keeps_versions = false;
                 Ok(Progress::default())
