@@ -5,6 +5,7 @@ mod connection;
 mod delivery;
 mod error;
 mod event;
+mod inflated;
 mod noop;
 mod opaque;
 mod stats;

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use dcp_wire::message::{Mutation, SnapshotFlags, SnapshotMarker, StreamAddress, StreamEndReason};
-use dcp_wire::{DecodeError, Frame, Opaque, Opcode, Seqno, Status};
+use dcp_wire::{Datatype, DecodeError, Frame, Opaque, Opcode, Seqno, Status, snappy};
 
 use dcp_proto::consumer::{
-    ConnectionConfig, ConnectionError, Limit, Misbehaviour, ProtocolErrorKind, StreamPosition,
+    ConnectionConfig, ConnectionError, Event, Limit, Misbehaviour, ProtocolErrorKind,
+    StreamPosition,
 };
 use dcp_proto::{Position, SinkError};
 use dcp_test::harness::{Harness, Sent, VB, config};
@@ -224,7 +225,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 
 #[test]
 fn a_refused_stream_gives_the_map_that_came_with_it() {
-    use dcp_proto::consumer::{EndCause, Event, OpenStreamError};
+    use dcp_proto::consumer::{EndCause, OpenStreamError};
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::NOT_MY_VBUCKET, b"{\"rev\":7}").play();
@@ -235,4 +236,32 @@ fn a_refused_stream_gives_the_map_that_came_with_it() {
     assert_eq!(&map[..], b"{\"rev\":7}");
     let (status, manifest_uid) = (Status::NOT_MY_VBUCKET, None);
     assert_eq!(*cause, EndCause::Refused(OpenStreamError::Refused { status, manifest_uid }));
+}
+
+#[test]
+fn a_map_may_come_compressed_whichever_way_it_comes() {
+    let map = b"{\"rev\":7,\"name\":\"default\",\"of\":\"the bucket default\"}";
+    let block = snappy::compress(map).unwrap();
+    let damaged = &block[..block.len() - 1];
+    for (value, expected) in [(&block[..], Some(&map[..])), (damaged, None)] {
+        let mut server = Harness::new(config());
+        server.open(StreamPosition::new(Position::EARLIEST));
+        for packet in [
+            Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_key(b"default"),
+            Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS),
+            Frame::response(Opcode::DCP_STREAM_REQ, Status::NOT_MY_VBUCKET),
+        ] {
+            let datatype = Datatype::JSON.with(Datatype::SNAPPY);
+            let packet = packet.with_opaque(server.opaque).with_datatype(datatype);
+            packet.with_value(value).encode(&mut server.wire).unwrap();
+            server.play();
+            let events = server.events().into_iter();
+            let maps = events.filter_map(|event| match event {
+                Event::ClusterMap(map) => Some(map),
+                _ => None,
+            });
+            let expected: Vec<_> = expected.into_iter().collect();
+            assert_eq!(maps.collect::<Vec<_>>(), expected, "{:?}", packet.header.opcode);
+        }
+    }
 }

@@ -4,12 +4,13 @@ use std::borrow::Cow;
 
 use dcp_wire::message::Features;
 use dcp_wire::sasl::{Mechanism, SaslError, select_mechanism};
-use dcp_wire::{Datatype, Feature, Frame, Opcode, Status, snappy};
+use dcp_wire::{Feature, Frame, Opcode, Status};
 use zeroize::Zeroizing;
 
 use super::config::{Auth, BootstrapError, ClusterConfig, ErrorContext};
 use super::{Bootstrap, Step};
-use crate::topology::{BucketConfig, GlobalConfig, MAX_CONFIG_LEN, Manifest};
+use crate::consumer::inflated::inflated;
+use crate::topology::{BucketConfig, GlobalConfig, Manifest};
 
 impl Bootstrap {
     pub(super) fn on_hello(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
@@ -181,10 +182,5 @@ fn authenticated(frame: &Frame<'_>) -> Result<(), BootstrapError> {
 /// The value of a response, inflated if it is compressed.
 fn body<'a>(frame: &Frame<'a>) -> Result<Cow<'a, [u8]>, BootstrapError> {
     let opcode = frame.header.opcode;
-    if !frame.header.datatype.contains(Datatype::SNAPPY) {
-        return Ok(Cow::Borrowed(frame.value));
-    }
-    snappy::decompress(frame.value, MAX_CONFIG_LEN)
-        .map(Cow::Owned)
-        .map_err(|source| BootstrapError::Malformed { opcode, source })
+    inflated(frame).map_err(|source| BootstrapError::Malformed { opcode, source })
 }

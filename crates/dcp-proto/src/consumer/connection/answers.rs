@@ -1,11 +1,11 @@
 //! The server's answers to stream requests.
 
-use bytes::Bytes;
 use dcp_wire::message::{VbSeqnos, rollback_seqno};
 use dcp_wire::{Frame, ManifestUid, Opcode, Seqno, Status, Vbid};
 use serde::Deserialize;
 
 use super::{Connection, send_close};
+use crate::consumer::inflated::inflated;
 use crate::consumer::opaque::vbid_of;
 use crate::consumer::stream::{Fault, State};
 use crate::consumer::{EndCause, Event, Misbehaviour, OpenStreamError};
@@ -25,7 +25,7 @@ impl Connection {
             }
             Opcode::GET_CLUSTER_CONFIG => {
                 if frame.header.status().is_success() {
-                    self.cluster_map(frame.value);
+                    self.cluster_map(frame);
                 }
                 Ok(())
             }
@@ -54,9 +54,12 @@ impl Connection {
         }
     }
 
-    fn cluster_map(&mut self, json: &[u8]) {
-        if !json.is_empty() {
-            self.events.push_back(Event::ClusterMap(Bytes::copy_from_slice(json)));
+    /// The server sent a cluster map, or nothing if it has no newer one.
+    pub(super) fn cluster_map(&mut self, frame: &Frame<'_>) {
+        match inflated(frame) {
+            Ok(json) if json.is_empty() => {}
+            Ok(json) => self.events.push_back(Event::ClusterMap(json.into_owned().into())),
+            Err(error) => tracing::warn!(%error, "a cluster map cannot be used"),
         }
     }
 
@@ -111,7 +114,7 @@ impl Connection {
                 Ok(())
             }
             status => {
-                self.refused(vbid, status, frame.value);
+                self.refused(vbid, status, frame);
                 Ok(())
             }
         }
@@ -160,12 +163,12 @@ impl Connection {
         Ok(())
     }
 
-    fn refused(&mut self, vbid: Vbid, status: Status, body: &[u8]) {
+    fn refused(&mut self, vbid: Vbid, status: Status, frame: &Frame<'_>) {
         let mut manifest_uid = None;
         match status {
-            Status::NOT_MY_VBUCKET => self.cluster_map(body),
+            Status::NOT_MY_VBUCKET => self.cluster_map(frame),
             Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => {
-                manifest_uid = manifest_uid_of(body);
+                manifest_uid = manifest_uid_of(frame.value);
             }
             _ => {}
         }

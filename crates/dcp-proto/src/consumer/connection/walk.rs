@@ -6,7 +6,6 @@
 
 use std::time::Instant;
 
-use bytes::Bytes;
 use dcp_wire::message::{MutationView, StreamEnd, StreamEndReason};
 use dcp_wire::{DecodeError, Frame, Header, Magic, Opcode, Seqno, Status, Vbid};
 
@@ -277,11 +276,11 @@ impl Connection {
         if frame.header.opcode != Opcode::CLUSTER_MAP_CHANGE {
             return;
         }
-        self.events.push_back(if frame.value.is_empty() {
-            Event::ClusterMapChanged
+        if frame.value.is_empty() {
+            self.events.push_back(Event::ClusterMapChanged);
         } else {
-            Event::ClusterMap(Bytes::copy_from_slice(frame.value))
-        });
+            self.cluster_map(frame);
+        }
     }
 }
 
