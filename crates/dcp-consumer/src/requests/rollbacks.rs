@@ -5,12 +5,16 @@ use std::collections::BTreeMap;
 use bytes::BytesMut;
 use dcp_proto::Position;
 use dcp_proto::consumer::StreamFilter;
+use dcp_proto::flow_control::counted_bytes;
 use dcp_wire::message::{BufferAck, StreamRequest, StreamRequestFlags, rollback_seqno};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status, Vbid};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 
 use super::{answer_noop, asked_for, lost, malformed, refused, unencodable, write};
-use crate::Error;
+use crate::{Error, StreamOptions};
+
+/// Bytes from which on they are acknowledged at once: a quarter of the smallest window.
+const ACK_FROM: u64 = StreamOptions::MIN_BUFFER_SIZE as u64 / 4;
 
 /// Requests an empty stream from each of these positions: `None` if the server would resume there,
 /// or the seqno that it rolls back to. Only on a connection with DCP opened.
@@ -55,17 +59,22 @@ where
     }
     write(io, &out).await?;
     let mut verdicts = BTreeMap::new();
-    let (mut unanswered, mut open, mut received) = (asked.len(), 0_usize, 0_usize);
+    let (mut unanswered, mut open, mut received) = (asked.len(), 0_usize, 0_u64);
     while unanswered > 0 || open > 0 {
         let opcode = Opcode::DCP_STREAM_REQ;
         let parsed = Frame::parse(leftover, MAX_BODY_LEN).map_err(|e| malformed(opcode, e))?;
         let Some((frame, used)) = parsed else {
+            if received >= ACK_FROM {
+                acknowledge(io, std::mem::take(&mut received)).await?;
+            }
             if io.read_buf(leftover).await.map_err(lost)? == 0 {
                 return Err(lost(std::io::ErrorKind::UnexpectedEof.into()));
             }
             continue;
         };
         let header = frame.header;
+        // A stream that ends where it starts should have nothing but its end.
+        received += counted_bytes(&header);
         if header.magic.is_response() && header.opcode == opcode {
             unanswered = unanswered.saturating_sub(1);
             let verdict = match header.status() {
@@ -82,15 +91,61 @@ where
             verdicts.extend(asked_for(header.opaque).zip(verdict));
         } else if header.opcode == Opcode::DCP_STREAM_END {
             open = open.saturating_sub(1);
-            received += used;
         }
         let _packet = leftover.split_to(used);
         answer_noop(io, &header).await?;
     }
-    // STREAM_END messages count towards the connection's window.
-    let mut ack = BytesMut::new();
-    let bytes = u32::try_from(received).unwrap_or(u32::MAX);
-    BufferAck { bytes }.encode(&mut ack).map_err(unencodable)?;
-    write(io, &ack).await?;
+    acknowledge(io, received).await?;
     Ok(verdicts)
+}
+
+/// Acknowledges bytes that count towards the connection's window.
+async fn acknowledge<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: u64) -> Result<(), Error> {
+    let mut ack = BytesMut::new();
+    let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+    BufferAck { bytes }.encode(&mut ack).map_err(unencodable)?;
+    write(io, &ack).await
+}
+
+#[cfg(test)]
+mod tests {
+    use dcp_proto::Snapshot;
+    use dcp_test::packet::Packet;
+    use dcp_test::peer::Peer;
+    use dcp_test::words::message;
+    use dcp_wire::message::StreamAddress;
+    use tokio::io::duplex;
+
+    use super::*;
+
+    fn acknowledged(packet: &Packet) -> u32 {
+        assert_eq!(packet.opcode(), Opcode::DCP_BUFFER_ACK);
+        u32::from_be_bytes(packet.frame().extras.try_into().unwrap())
+    }
+
+    #[tokio::test]
+    async fn whatever_comes_on_the_streams_is_acknowledged_before_it_fills_the_window() {
+        let (mut client, far) = duplex(1 << 20);
+        let mut node = Peer::new(far);
+        let seqno = Seqno(5);
+        let position = Position { seqno, snapshot: Snapshot::at(seqno), ..Position::EARLIEST };
+        let asked = [(Vbid(3), &position)];
+        let mut leftover = BytesMut::new();
+        let ask = rollbacks(&mut client, &mut leftover, &asked, &StreamFilter::All, false);
+        let serve = async {
+            let opaque = node.receive().await.opaque();
+            let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS);
+            node.send_frame(&answer.with_opaque(opaque).with_value(&[1; 16])).await;
+            let to = StreamAddress { vbid: Vbid(3), opaque, stream_id: None };
+            let value = "v".repeat(40_000);
+            node.send(&message("MARK [5-9] 0x1", to)).await;
+            node.send(&message(&format!("MUT 6 key {value}"), to)).await;
+            let first = acknowledged(&node.receive().await);
+            node.send(&message("END 0", to)).await;
+            (first, acknowledged(&node.receive().await))
+        };
+        let (verdicts, acknowledged) = tokio::join!(ask, serve);
+        assert_eq!(verdicts.unwrap(), [(Vbid(3), None)].into());
+        assert_eq!(acknowledged, (44 + 55 + 3 + 40_000, 28));
+    }
 }
