@@ -1,6 +1,6 @@
 //! One bucket: its map, its manifest, and connections to its nodes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -164,6 +164,12 @@ impl Bucket {
         self.address_of_node(config, config.active(vbid)?)
     }
 
+    /// Addresses of the nodes on which any vBucket is active.
+    pub(crate) fn data_nodes(&self, config: &BucketConfig) -> BTreeSet<Address> {
+        let vbids = (0..self.num_vbuckets).map(Vbid);
+        vbids.filter_map(|vbid| self.address_of(config, vbid)).collect()
+    }
+
     /// Address of a node, by its index in the map.
     pub(crate) fn address_of_node(&self, config: &BucketConfig, node: usize) -> Option<Address> {
         config.nodes().get(node)?.data_address(self.network, self.connector.is_tls())
@@ -285,8 +291,7 @@ impl Bucket {
     /// concurrently, or from those of the connection string.
     pub(crate) async fn fetch_map(self: &Arc<Self>) -> Result<(), Error> {
         let limit = self.connect_timeout();
-        let all = (0..self.num_vbuckets).map(Vbid);
-        let mut addresses = self.by_address(all).into_keys().flatten();
+        let mut addresses = self.data_nodes(&self.config()).into_iter();
         let mut attempts = JoinSet::new();
         loop {
             if let Some(address) = addresses.next() {

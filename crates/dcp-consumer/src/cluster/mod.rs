@@ -99,6 +99,8 @@ pub(crate) struct Cluster<S: BatchSink> {
     refused_since: Option<Instant>,
     /// The map every stream was last compared with.
     followed: Option<Arc<BucketConfig>>,
+    /// The nodes with active vBuckets in that map.
+    named: BTreeSet<Address>,
     reports: Channel<(ConnectionId, Report)>,
     outcomes: Channel<Event>,
     /// When the map is requested next, if that is useful.
@@ -143,6 +145,7 @@ impl<S: BatchSink> Cluster<S> {
             has_observed: false,
             refused_since: None,
             followed: None,
+            named: BTreeSet::new(),
             reports: Channel::new(),
             outcomes: Channel::new(),
             poll_map_at: now(),
@@ -345,9 +348,10 @@ impl<S: BatchSink> Cluster<S> {
                 self.follow_map(&map, vbid, on);
             }
             self.follow_copies(&map, now);
+            self.named = self.bucket.data_nodes(&map);
             self.followed = Some(Arc::clone(&map));
         }
-        self.retire(&map);
+        self.retire();
         for vbid in self.reconciler.due(now) {
             match self.bucket.address_of(&map, vbid) {
                 Some(address) => self.place(vbid, &address, now),

@@ -79,14 +79,12 @@ impl<S: BatchSink> Cluster<S> {
         }
     }
 
-    /// Drops idle connections to nodes that are no longer in the map.
-    pub(super) fn retire(&mut self, map: &BucketConfig) {
-        if self.nodes.len() <= map.nodes().len() {
+    /// Drops idle connections to nodes without active vBuckets, which may have left the cluster.
+    pub(super) fn retire(&mut self) {
+        let named = &self.named;
+        if self.nodes.keys().all(|address| named.contains(address)) {
             return;
         }
-        let named: HashSet<Address> = (0..self.bucket.num_vbuckets())
-            .filter_map(|vbid| self.bucket.address_of(map, Vbid(vbid)))
-            .collect();
         let used: HashSet<ConnectionId> =
             self.reconciler.placed().into_iter().map(|(_, on)| on).collect();
         let (stats, backlog) = (&self.stats, &mut self.backlog);

@@ -159,6 +159,27 @@ async fn a_map_that_is_not_pushed_is_asked_for() {
 }
 
 #[tokio::test]
+async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_read() {
+    let producer = cluster(3, 12, 1).await;
+    let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap()[0] == 2;
+    let vbid = (0..12).map(Vbid).find(is_on).unwrap();
+    let stream = endless(&producer, |options| options.vbuckets = Some(vec![vbid])).await;
+    // The node stays reachable, and as many nodes remain as the stream has connections then.
+    producer.failover(2, true).unwrap();
+    let moved = async {
+        let mut opened = 0;
+        while opened < 2 || stream.stats().connections > 1 {
+            sleep(Duration::from_millis(10)).await;
+            let events = stream.take_events();
+            let is_opened = |event: &&StreamEvent| matches!(event, StreamEvent::Opened { .. });
+            opened += events.iter().filter(is_opened).count();
+        }
+    };
+    timeout(PATIENCE, moved).await.expect("it is kept");
+    assert_eq!((stream.stats().connections, stream.stats().streaming), (1, 1));
+}
+
+#[tokio::test]
 async fn a_refused_stream_is_asked_for_again() {
     for status in ["ETMPFAIL", "EBUSY", "NOT_INITIALIZED", "KEY_EEXISTS"] {
         let producer = cluster(1, 2, 0).await;
