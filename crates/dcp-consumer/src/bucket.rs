@@ -9,6 +9,7 @@ use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
 use rand::rngs::StdRng;
+use rand::seq::SliceRandom;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
@@ -288,10 +289,13 @@ impl Bucket {
     }
 
     /// Fetches the newest map from the first node that answers: from the nodes of the map, asked
-    /// concurrently, or from those of the connection string.
+    /// concurrently and in random order, since one of them may be cut off from its cluster, or from
+    /// those of the connection string.
     pub(crate) async fn fetch_map(self: &Arc<Self>) -> Result<(), Error> {
         let limit = self.connect_timeout();
-        let mut addresses = self.data_nodes(&self.config()).into_iter();
+        let mut addresses: Vec<_> = self.data_nodes(&self.config()).into_iter().collect();
+        addresses.shuffle(&mut self.randomness());
+        let mut addresses = addresses.into_iter();
         let mut attempts = JoinSet::new();
         loop {
             if let Some(address) = addresses.next() {
@@ -429,9 +433,13 @@ mod tests {
             r#"{{"rev":{rev},"revEpoch":{epoch},"name":"default","uuid":"{uuid}","nodesExt":[],
             "vBucketServerMap":{{"serverList":["127.0.0.1:{port}"],"vBucketMap":[[0],[0]]}}}}"#
         );
-        let map: &'static [u8] = Vec::leak(map.into_bytes());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        (listener.local_addr().unwrap(), serve(listener, map))
+    }
+
+    /// Serves a map until aborted.
+    fn serve(listener: TcpListener, map: String) -> AbortHandle {
+        let map: &'static [u8] = Vec::leak(map.into_bytes());
         let serving = tokio::spawn(async move {
             let mut clients = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -448,7 +456,7 @@ mod tests {
                 });
             }
         });
-        (address, serving.abort_handle())
+        serving.abort_handle()
     }
 
     const LIMIT: Duration = Duration::from_secs(5);
@@ -488,6 +496,31 @@ mod tests {
         let (newer, _newer) = node(3, 1, 1).await;
         bucket.connect_to(&address(newer), None, LIMIT).await.unwrap();
         assert_eq!(rev(&bucket), (3, 1), "a newer one is");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_cut_off_is_not_the_only_one_asked_though_it_is_the_first() {
+        let bind = || TcpListener::bind("127.0.0.1:0");
+        let mut nodes = [bind().await.unwrap(), bind().await.unwrap()];
+        nodes.sort_by_key(|node| node.local_addr().unwrap().port());
+        let [isolated, current] = nodes;
+        let [first, second] = [&isolated, &current].map(|node| node.local_addr().unwrap());
+        let map = |rev| {
+            format!(
+                r#"{{"rev":{rev},"name":"default","uuid":"ab","nodesExt":[],"vBucketServerMap":
+                {{"serverList":["{first}","{second}"],"vBucketMap":[[0],[1]]}}}}"#
+            )
+        };
+        let _isolated = serve(isolated, map(1));
+        let bucket = Arc::new(open(&first.to_string()).await);
+        let _current = serve(current, map(2));
+        for _ in 0..64 {
+            bucket.fetch_map().await.unwrap();
+            if rev(&bucket) == (0, 2) {
+                return;
+            }
+        }
+        panic!("only the first is asked");
     }
 
     #[tokio::test]

@@ -41,15 +41,21 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Requests the map over some connection, or, if there is none, from any node.
+    ///
+    /// If there is only one, other nodes are asked as well once a vBucket has waited for a while:
+    /// the node may be cut off from its cluster, so that its map is old.
     pub(super) fn poll_map(&mut self, now: Instant) {
         self.poll_map_at = now + POLL_MAP;
-        let up = self.nodes.values().filter_map(|node| match &node.slot {
-            Slot::Up { commands, .. } => Some(commands),
-            _ => None,
-        });
+        let up = || {
+            self.nodes.values().filter_map(|node| match &node.slot {
+                Slot::Up { commands, .. } => Some(commands),
+                _ => None,
+            })
+        };
+        let is_old = up().count() == 1 && self.reconciler.has_waited(now, POLL_MAP);
         // A random one: a fixed choice might be dead without being detected.
-        let asked = up.choose(&mut self.randomness);
-        if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) {
+        let asked = up().choose(&mut self.randomness);
+        if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) || is_old {
             self.fetch_map();
         }
     }

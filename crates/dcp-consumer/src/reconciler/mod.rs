@@ -311,6 +311,12 @@ impl Reconciler {
         self.vbuckets.values().any(|entry| entry.idle_since.is_some())
     }
 
+    /// Whether any vBucket has been without a stream for this long.
+    pub(crate) fn has_waited(&self, now: Instant, wait: Duration) -> bool {
+        let has_waited = |since| now.saturating_duration_since(since) >= wait;
+        self.vbuckets.values().any(|entry| entry.idle_since.is_some_and(has_waited))
+    }
+
     /// A vBucket that has been without a stream for too long, for how long, and its last failure.
     pub(crate) fn stalled(&self, now: Instant) -> Option<(Vbid, Duration, Option<Arc<Error>>)> {
         self.vbuckets.iter().find_map(|(&vbid, entry)| {

@@ -180,6 +180,29 @@ async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_
 }
 
 #[tokio::test]
+async fn a_stream_of_one_node_that_is_cut_off_from_its_cluster_finds_the_next_one() {
+    let producer = cluster(2, 2, 0).await;
+    let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
+    let vbid = (0..2).map(Vbid).find(is_on).unwrap();
+    let high = || usize::try_from(producer.high_seqnos()[&vbid].0).unwrap();
+    write(&producer, 0..40);
+    let mut stream = endless(&producer, |options| options.vbuckets = Some(vec![vbid])).await;
+    let first = high();
+    take(&mut stream, first).await;
+    // It has given the vBucket away, and knows of no newer map.
+    let rules = r#"[
+        {"condition": {"opcode": 1, "node": 0}, "reaction": "drop"},
+        {"condition": {"opcode": "GET_CLUSTER_CONFIG", "node": 0},
+         "reaction": {"answer": {"status": "ETMPFAIL"}}},
+        {"condition": {"opcode": "DCP_STREAM_REQ", "node": 0},
+         "reaction": {"not_my_vbucket": {"map": false}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    producer.move_vbucket(vbid, 1).unwrap();
+    write(&producer, 40..80);
+    take(&mut stream, high() - first).await;
+}
+
+#[tokio::test]
 async fn a_refused_stream_is_asked_for_again() {
     for status in ["ETMPFAIL", "EBUSY", "NOT_INITIALIZED", "KEY_EEXISTS"] {
         let producer = cluster(1, 2, 0).await;
