@@ -415,11 +415,13 @@ mod tests {
 
     use dcp_test::login::{Login, PASSWORD, USERNAME};
     use dcp_test::peer::Peer;
+    use dcp_wire::message::encode_vb_seqnos;
     use tokio::io::AsyncWriteExt;
     use tokio::net::TcpListener;
     use tokio::task::AbortHandle;
 
     use super::*;
+    use crate::observe::Nodes;
     use crate::{ConnectOptions, Credentials};
 
     /// A node whose map is of this version and has the vBuckets on `port`; ends when aborted.
@@ -434,12 +436,19 @@ mod tests {
             "vBucketServerMap":{{"serverList":["127.0.0.1:{port}"],"vBucketMap":[[0],[0]]}}}}"#
         );
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        (listener.local_addr().unwrap(), serve(listener, map))
+        (listener.local_addr().unwrap(), serve(listener, map, None))
     }
 
-    /// Serves a map until aborted.
-    fn serve(listener: TcpListener, map: String) -> AbortHandle {
+    /// Serves a map, and the high seqno of a vBucket if the node has it, until aborted.
+    fn serve(
+        listener: TcpListener,
+        map: String,
+        high_seqno: Option<(Vbid, Seqno)>,
+    ) -> AbortHandle {
         let map: &'static [u8] = Vec::leak(map.into_bytes());
+        let mut seqnos = Vec::new();
+        encode_vb_seqnos(high_seqno, &mut seqnos);
+        let seqnos: &'static [u8] = seqnos.leak();
         let serving = tokio::spawn(async move {
             let mut clients = JoinSet::new();
             while let Ok((stream, _)) = listener.accept().await {
@@ -447,6 +456,7 @@ mod tests {
                     let mut peer = Peer::new(stream);
                     let mut login =
                         Login::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, map);
+                    login.instead.push((Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS, seqnos));
                     while let Some(request) = peer.next().await {
                         let answer = login.answer(&request);
                         if peer.io.write_all(&answer).await.is_err() {
@@ -466,10 +476,14 @@ mod tests {
     }
 
     async fn open(seeds: &str) -> Bucket {
+        open_within(seeds, LIMIT).await
+    }
+
+    async fn open_within(seeds: &str, limit: Duration) -> Bucket {
         let options = ConnectOptions::new(format!("couchbase://{seeds}"))
             .with_bucket("default")
             .with_credentials(Credentials::new(USERNAME, PASSWORD))
-            .with_connect_timeout(LIMIT);
+            .with_connect_timeout(limit);
         Bucket::connect(Connector::new(options).unwrap()).await.unwrap()
     }
 
@@ -498,22 +512,30 @@ mod tests {
         assert_eq!(rev(&bucket), (3, 1), "a newer one is");
     }
 
-    #[tokio::test]
-    async fn a_node_that_is_cut_off_is_not_the_only_one_asked_though_it_is_the_first() {
+    /// A bucket whose first vBucket was on a node that has given it up and was then cut off from its
+    /// cluster. The node has the lower address and an old map; the other one has the vBucket, with
+    /// seqno 7, and the current map.
+    async fn cut_off() -> (Arc<Bucket>, [AbortHandle; 2]) {
         let bind = || TcpListener::bind("127.0.0.1:0");
         let mut nodes = [bind().await.unwrap(), bind().await.unwrap()];
         nodes.sort_by_key(|node| node.local_addr().unwrap().port());
         let [isolated, current] = nodes;
         let [first, second] = [&isolated, &current].map(|node| node.local_addr().unwrap());
-        let map = |rev| {
+        let map = |rev, active| {
             format!(
                 r#"{{"rev":{rev},"name":"default","uuid":"ab","nodesExt":[],"vBucketServerMap":
-                {{"serverList":["{first}","{second}"],"vBucketMap":[[0],[1]]}}}}"#
+                {{"serverList":["{first}","{second}"],"vBucketMap":[[{active}],[1]]}}}}"#
             )
         };
-        let _isolated = serve(isolated, map(1));
-        let bucket = Arc::new(open(&first.to_string()).await);
-        let _current = serve(current, map(2));
+        let isolated = serve(isolated, map(1, 0), None);
+        let bucket = open_within(&first.to_string(), Duration::from_secs(60)).await;
+        let current = serve(current, map(2, 1), Some((Vbid(0), Seqno(7))));
+        (Arc::new(bucket), [isolated, current])
+    }
+
+    #[tokio::test]
+    async fn a_node_that_is_cut_off_is_not_the_only_one_asked_though_it_is_the_first() {
+        let (bucket, _nodes) = cut_off().await;
         for _ in 0..64 {
             bucket.fetch_map().await.unwrap();
             if rev(&bucket) == (0, 2) {
@@ -521,6 +543,14 @@ mod tests {
             }
         }
         panic!("only the first is asked");
+    }
+
+    #[tokio::test]
+    async fn a_vbucket_is_looked_for_beyond_the_only_node_that_is_asked() {
+        let (bucket, _nodes) = cut_off().await;
+        let mut nodes = Nodes::new(bucket, None);
+        let high = nodes.high_seqnos(&[Vbid(0)].into()).await.unwrap();
+        assert_eq!(high, [(Vbid(0), Seqno(7))].into());
     }
 
     #[tokio::test]

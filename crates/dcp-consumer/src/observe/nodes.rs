@@ -368,7 +368,8 @@ impl Nodes {
             if missing.iter().all(|vbid| answers.contains_key(vbid)) {
                 return Ok(answers);
             }
-            let is_map_doubtful = failed.is_some() || self.connections.is_empty();
+            // A single node may be cut off from its cluster, so that its map is old.
+            let is_map_doubtful = failed.is_some() || self.connections.len() < 2;
             let (vbid, cause) = failed.unwrap_or_else(|| (first, unanswered()));
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
