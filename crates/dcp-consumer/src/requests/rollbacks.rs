@@ -85,6 +85,8 @@ where
                 Status::ROLLBACK => {
                     Some(Some(rollback_seqno(&frame).map_err(|error| malformed(opcode, error))?))
                 }
+                // As for a stream: the node names no seqno to roll back to.
+                Status::ERANGE => Some(Some(Seqno::ZERO)),
                 Status::NOT_MY_VBUCKET => None,
                 status => return Err(refused(opcode, status)),
             };
@@ -118,6 +120,31 @@ mod tests {
 
     use super::*;
 
+    /// A position to ask about.
+    fn position() -> Position {
+        let seqno = Seqno(5);
+        Position { seqno, snapshot: Snapshot::at(seqno), ..Position::EARLIEST }
+    }
+
+    #[tokio::test]
+    async fn each_answer_has_its_verdict() {
+        let seqno = 3_u64.to_be_bytes();
+        for (status, value, verdict) in [
+            (Status::ROLLBACK, &seqno[..], Some(Some(Seqno(3)))),
+            (Status::ERANGE, b"", Some(Some(Seqno::ZERO))),
+            (Status::NOT_MY_VBUCKET, b"", None),
+        ] {
+            let (mut client, far) = duplex(1 << 10);
+            let mut node = Peer::new(far);
+            let answer = Frame::response(Opcode::DCP_STREAM_REQ, status).with_opaque(Opaque(3));
+            node.send_frame(&answer.with_value(value)).await;
+            let position = position();
+            let (asked, mut leftover) = ([(Vbid(3), &position)], BytesMut::new());
+            let ask = rollbacks(&mut client, &mut leftover, &asked, &StreamFilter::All, false);
+            assert_eq!(ask.await.unwrap().get(&Vbid(3)), verdict.as_ref(), "{status}");
+        }
+    }
+
     fn acknowledged(packet: &Packet) -> u32 {
         assert_eq!(packet.opcode(), Opcode::DCP_BUFFER_ACK);
         u32::from_be_bytes(packet.frame().extras.try_into().unwrap())
@@ -127,10 +154,8 @@ mod tests {
     async fn whatever_comes_on_the_streams_is_acknowledged_before_it_fills_the_window() {
         let (mut client, far) = duplex(1 << 20);
         let mut node = Peer::new(far);
-        let seqno = Seqno(5);
-        let position = Position { seqno, snapshot: Snapshot::at(seqno), ..Position::EARLIEST };
-        let asked = [(Vbid(3), &position)];
-        let mut leftover = BytesMut::new();
+        let position = position();
+        let (asked, mut leftover) = ([(Vbid(3), &position)], BytesMut::new());
         let ask = rollbacks(&mut client, &mut leftover, &asked, &StreamFilter::All, false);
         let serve = async {
             let opaque = node.receive().await.opaque();
