@@ -59,10 +59,16 @@ impl StreamStats {
     /// With the lag of these vBuckets.
     pub(crate) fn with_lag(self, vbuckets: &[VbucketStats]) -> Self {
         let open = vbuckets.iter().filter(|vbucket| vbucket.state != VbucketState::Complete);
-        let lags: Option<Vec<u64>> = open.map(VbucketStats::lag).collect();
-        let max_lag = lags.as_ref().map(|lags| lags.iter().copied().max().unwrap_or(0));
-        Self { lag: lags.map(|lags| lags.into_iter().sum()), max_lag, ..self }
+        let lags: Vec<Option<u64>> = open.map(VbucketStats::lag).collect();
+        let lag = total_lag(lags.iter().copied());
+        let max_lag = lag.map(|_| lags.iter().copied().flatten().max().unwrap_or(0));
+        Self { lag, max_lag, ..self }
     }
+}
+
+/// The sum of lags; `None` if one of them is unknown. Seqnos are the server's, so it saturates.
+pub(crate) fn total_lag(mut lags: impl Iterator<Item = Option<u64>>) -> Option<u64> {
+    lags.try_fold(0, |total: u64, lag| Some(total.saturating_add(lag?)))
 }
 
 /// Lag behind the server in one collection.
@@ -139,5 +145,39 @@ impl VbucketStats {
     #[must_use]
     pub fn lag(&self) -> Option<u64> {
         Some(self.high_seqno?.0.saturating_sub(self.seqno.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vbucket(state: VbucketState, high_seqno: Option<u64>) -> VbucketStats {
+        VbucketStats {
+            vbid: Vbid(0),
+            state,
+            seqno: Seqno(5),
+            high_seqno: high_seqno.map(Seqno),
+            persisted_seqno: None,
+            unpersisted_for: None,
+            is_diverged: false,
+        }
+    }
+
+    #[test]
+    fn lags_are_added_up_unless_one_is_unknown_and_never_overflow() {
+        use VbucketState::{Complete, Streaming};
+
+        let lag = |vbuckets: &[VbucketStats]| {
+            let stats = StreamStats::default().with_lag(vbuckets);
+            (stats.lag, stats.max_lag)
+        };
+        assert_eq!(lag(&[]), (Some(0), Some(0)));
+        let [one, other] = [7, 9].map(|high| vbucket(Streaming, Some(high)));
+        assert_eq!(lag(&[one, other]), (Some(6), Some(4)));
+        assert_eq!(lag(&[one, vbucket(Streaming, None)]), (None, None));
+        assert_eq!(lag(&[one, vbucket(Complete, None)]), (Some(2), Some(2)));
+        let far = vbucket(Streaming, Some(u64::MAX));
+        assert_eq!(lag(&[far, far]), (Some(u64::MAX), Some(u64::MAX - 5)));
     }
 }

@@ -12,6 +12,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cluster::{KnownVbucket, SharedStats};
 use crate::queue::{Credit, Entry, Queue};
+use crate::stats::total_lag;
 use crate::{
     AckToken, Acknowledger, CollectionLag, Error, StreamEvent, StreamStats, VbucketState,
     VbucketStats,
@@ -217,7 +218,7 @@ impl<B: Send + 'static> ChangeStream<B> {
                     let behind = |(vbid, seqno): &(Vbid, Seqno)| {
                         Some(known.seqnos.get(vbid)?.0.saturating_sub(seqno.0))
                     };
-                    let lag = open.iter().map(behind).sum();
+                    let lag = total_lag(open.iter().map(behind));
                     CollectionLag { id, name: known.name.clone(), lag }
                 })
                 .collect();
