@@ -133,6 +133,46 @@ def test_a_query_that_starts_at_latest_skips_what_was_there(query, cluster):
     assert [row.key for row in query.rows()] == ["after"]
 
 
+def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
+    spark, options, cluster, tmp_path
+):
+    cluster.upsert(b"before", b"{}")
+    batches = []
+
+    def start(sink, **trigger):
+        read = options | {"startingOffsets": "latest", "persistedOnly": "false"}
+        changes = spark.readStream.format("couchbase.dcp").options(**read).load()
+        writer = changes.writeStream.foreachBatch(sink)
+        return writer.option("checkpointLocation", str(tmp_path)).trigger(**trigger).start()
+
+    def collect(batch, _):
+        batches.append([row.key for row in batch.collect()])
+
+    def fail(batch, number):
+        collect(batch, number)
+        raise RuntimeError("the first batch fails")
+
+    # Holds back what the first node answers to `latest`, until there are changes above it.
+    condition = {"opcode": "GET_ALL_VB_SEQNOS", "node": 0, "nth": 1}
+    cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": 2}}}])
+    running = start(fail, processingTime="0 seconds")
+    deadline = time.monotonic() + PATIENCE
+    while cluster.fault_counts() != [1]:
+        assert running.exception() is None
+        assert time.monotonic() < deadline, "the query does not start"
+        time.sleep(0.01)
+    keys = (b"first_%d" % n for n in range(10_000))
+    first = next(key for key in keys if cluster.copies_of(cluster.vbucket_of(key))[0] == 0)
+    cluster.upsert(first, b"{}")
+    with pytest.raises(Exception, match="the first batch fails"):
+        running.awaitTermination(PATIENCE)
+    cluster.upsert(b"meanwhile", b"{}")
+    assert batches == [[first.decode()]]
+    ended = start(collect, availableNow=True)
+    assert ended.awaitTermination(PATIENCE)
+    assert batches[1:] == [[first.decode()], ["meanwhile"]]
+
+
 class TestRollback:
     """A failover that lost the tail between two batches."""
 

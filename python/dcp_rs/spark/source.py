@@ -45,6 +45,9 @@ else:
 
 NAME = "couchbase.dcp"
 
+# In the end of the first batch of a query that starts at `latest`: where the batch starts.
+_START = "start"
+
 
 class TaskPartition(api.InputPartition):
     """A partition of the read, as Spark hands it to a task."""
@@ -127,7 +130,13 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         """Plans the end of the next micro-batch; rollbacks become rows or errors."""
         rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with options_coded():  # inside: Spark counts the parameters of this method
-            return self._connected().end(start, rows)
+            end = self._connected().end(start, rows)
+        if end == {name: value for name, value in start.items() if name != _START}:
+            return start  # to Spark, any difference is a new batch
+        if start == self._initial and self._options.starting_offsets == "latest":
+            # Spark does not store where the first batch starts, but asks again after a restart.
+            return end | {_START: start}
+        return end
 
     def reportLatestOffset(self) -> Offsets | None:  # noqa: N802
         """Returns what the server had when the last end was chosen; asks nothing."""
@@ -138,6 +147,8 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
         """Plans the partitions of a micro-batch, maybe long after its end was chosen."""
+        if start != end:
+            start = end.get(_START, start)
         partitions = self._connected().partitions(start, end)
         return [TaskPartition(partition) for partition in partitions]
 
