@@ -466,6 +466,14 @@ def test_a_password_is_read_from_a_pipe(cluster, fill):
     assert sorted(lines(run(*arguments, stdin=b"canary-8f1c2e\n"))) == ["key_0", "key_1"]
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_tables_are_utf_8_in_any_locale(cluster, fill, encoding):
+    fill(1)
+    arguments = on(cluster, "top", "--once", "--interval", "0.2", "--output", "table")
+    done = run(*arguments, PYTHONIOENCODING=encoding, DCP_RS_PASSWORD="canary-8f1c2e")
+    assert lines(done)[0].startswith("╭─ default")
+
+
 def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, capsys):
     monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
     user, admin = ("--username", "u"), ("--username", "Administrator")

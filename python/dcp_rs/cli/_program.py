@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import io
 import os
 import re
 import sys
@@ -82,6 +83,9 @@ def run(arguments: Sequence[str]) -> int:
     if instruction:
         return shell_completion.shell_complete(_program, {}, _NAME, _COMPLETION, instruction)
     _stand_in()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # In any locale: tables are as readable as JSON, and never end in an encoding error.
+        sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         # Not with `Command.main`, which prints its own messages after Ctrl-C and a closed pipe.
         with _program.make_context(_NAME, list(arguments)) as context:
