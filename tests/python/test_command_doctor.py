@@ -186,6 +186,16 @@ def test_seqnos_are_those_of_the_server(cluster, fill, run):
     assert some == [each for each in records if each["vbucket"] in {3, 5, 6}]
 
 
+@pytest.mark.parametrize("command", ["seqnos", "lag"])
+def test_vbuckets_that_do_not_exist_are_refused(client, run, tmp_path, command):
+    kept = tmp_path / "kept"
+    client.stream(until="now").checkpoint().save(kept)
+    of = ["--checkpoint", kept] if command == "lag" else []
+    status, records, err = run(command, *of, "--vbuckets", "3,16-20")
+    assert (status, records) == (1, [])
+    assert "--vbuckets: 16-20 do not exist: the bucket has the vBuckets 0-15" in err
+
+
 def test_lag_is_counted_against_a_checkpoint(cluster, client, fill, run, tmp_path):
     fill(30)
     kept = tmp_path / "kept"

@@ -265,6 +265,16 @@ def test_a_copy_is_whole_private_and_overwrites_nothing(kept, tmp_path, capsys):
     assert set(dcp_rs.Checkpoint.load(copy).seqnos) == {1, 2}
 
 
+@pytest.mark.parametrize("command", ["show", "reset", "copy"])
+def test_positions_that_a_checkpoint_lacks_are_refused(kept, tmp_path, capsys, command):
+    copy = tmp_path / "copy.json"
+    kept.load().save(copy)
+    to = [str(copy), "--force"] if command == "copy" else []
+    assert main(["checkpoint", command, kept.path, *to, "--vbuckets", "100-200"]) == 1
+    assert "see dcp-rs checkpoint show" in capsys.readouterr().err
+    assert dcp_rs.Checkpoint.load(copy) == kept.load()
+
+
 def test_damage_is_told_and_nothing_is_written(kept, tmp_path, capsys):
     os.truncate(kept.path, 100)
     copy = tmp_path / "copy.json"

@@ -34,11 +34,8 @@ def _of_vbuckets(command: Callable[..., None]) -> Callable[..., None]:
 def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     """Print the positions in FILE."""
     kept = Checkpoint.load(file)
-    positions = {
-        vbucket: position
-        for vbucket, position in kept.positions.items()
-        if vbuckets is None or vbucket in vbuckets
-    }
+    chosen = _chosen(file, kept, vbuckets)
+    positions = {vb: position for vb, position in kept.positions.items() if vb in chosen}
     if as_json:
         found = {vbucket: asdict(position) for vbucket, position in positions.items()}
         made_with = None if kept.filter is None else asdict(kept.filter)
@@ -72,17 +69,12 @@ def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     FILE keeps its bucket and filter. The next save of a reader that is still running fails.
     """
     kept = Checkpoint.load(file)
-    known = set(kept.positions)
-    forgotten = known if vbuckets is None else known & vbuckets
-    if vbuckets is not None and not forgotten:
-        raise CheckpointError(
-            f"{file} has no position of these vBuckets: see dcp-rs checkpoint show"
-        )
+    forgotten = _chosen(file, kept, vbuckets)
     FileStore(file).reset(forgotten)
     if as_json:
         print(json.dumps({"file": file, "reset": sorted(forgotten)}))
     else:
-        print(f"{file}: reset {len(forgotten)} vBuckets, kept {len(known) - len(forgotten)}")
+        print(f"{file}: reset {len(forgotten)} vBuckets, kept {len(kept) - len(forgotten)}")
 
 
 @checkpoint.command()
@@ -98,10 +90,20 @@ def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json:
     if os.path.lexists(to) and not force:
         raise CheckpointError(f"{to} already exists: use --force to overwrite it")
     kept = Checkpoint.load(file)
-    if vbuckets is not None:
-        kept = kept.restricted_to(sorted(vbuckets & set(kept.positions)))
+    kept = kept.restricted_to(_chosen(file, kept, vbuckets))
     kept.save(to)
     if as_json:
         print(json.dumps({"file": to, "vbuckets": sorted(kept.positions)}))
     else:
         print(f"{to}: {len(kept)} vBuckets")
+
+
+def _chosen(file: str, kept: Checkpoint, vbuckets: set[int] | None) -> set[int]:
+    chosen = set(kept.positions)
+    if vbuckets is not None:
+        chosen &= vbuckets
+        if not chosen:
+            raise CheckpointError(
+                f"{file} has no position of these vBuckets: see dcp-rs checkpoint show"
+            )
+    return chosen

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dcp_rs._claims import in_ranges
 from dcp_rs.cli._options import connection_options, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
 from dcp_rs.cli._reader import reader_options
 from dcp_rs.client import Client
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from dcp_rs.cli._reader import Reader
@@ -26,10 +28,10 @@ def seqnos(connection: ConnectionOptions, vbuckets: set[int] | None, *, as_json:
     with Client(connection) as client:
         high = client.high_seqnos()
         nodes = {vb: node for node, held in client.vbuckets_by_node().items() for vb in held}
+        chosen = _chosen(client, high, vbuckets)
     records: list[dict[str, object]] = [
         {"vbucket": vbucket, "node": nodes.get(vbucket), "high_seqno": high[vbucket]}
-        for vbucket in sorted(high)
-        if vbuckets is None or vbucket in vbuckets
+        for vbucket in chosen
     ]
     print_records(["vbucket", "node", "high_seqno"], records, as_json=as_json)
 
@@ -55,7 +57,7 @@ def lag(
         # Before the server's seqnos, so that a running reader is not ahead of them.
         read = reader.seqnos(client)
         high = client.high_seqnos()
-    chosen = sorted(vb for vb in high if vbuckets is None or vb in vbuckets)
+        chosen = _chosen(client, high, vbuckets)
     records = [_record(vb, read.get(vb, 0), high[vb]) for vb in chosen]
     total: dict[str, object] = {"vbucket": None}
     for name in ("seqno", "high_seqno", "lag"):
@@ -70,6 +72,16 @@ def lag(
             " a failover has lost changes, and it will be rolled back",
             file=sys.stderr,
         )
+
+
+def _chosen(client: Client, high: dict[int, int], vbuckets: set[int] | None) -> list[int]:
+    unknown = (vbuckets or set()) - set(range(client.num_vbuckets))
+    if unknown:
+        last = client.num_vbuckets - 1
+        raise ConfigError(
+            f"vbuckets: {in_ranges(unknown)} do not exist: the bucket has the vBuckets 0-{last}"
+        )
+    return sorted(high if vbuckets is None else vbuckets & high.keys())
 
 
 def _record(vbucket: int, seqno: int, high_seqno: int) -> dict[str, object]:
