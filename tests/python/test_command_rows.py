@@ -132,7 +132,9 @@ def test_a_format_string_that_means_nothing_is_refused(run, form):
 
 
 def test_what_a_format_string_may_not_name_is_refused(run):
-    assert b"keyy" in run("cat", "-f", "%{keyy}", status=1)
+    shown = run("cat", "-f", "%{keyy}", status=1)
+    assert b'--format: there is no column "keyy"' in shown
+    assert b"--columns" not in shown
     assert b"--columns" in run("cat", "-f", "%k", "--columns", "key", status=2)
 
 

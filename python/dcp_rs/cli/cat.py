@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from dcp_rs.cli._options import connection_options, go_on_from, output_options, 
 from dcp_rs.cli._output import sync, width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
 from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.stores import FileStore
 
@@ -99,14 +101,23 @@ def _print(
         # A checkpoint never includes a part of a batch.
         rows = 1 if store is not None else max(1, min(limit, _MOST_ROWS))
         reading["batch"] = BatchPolicy(max_rows=rows)
-    with (
-        Client(connection) as client,
-        client.stream(until=until, key_type="binary", **reading) as stream,  # type: ignore[arg-type]
-    ):
+    with Client(connection) as client, _opened(client, until, reading, form) as stream:
         lines = form or (
             JsonLines(stream.column_names) if as_json else TableLines(stream.column_names, width())
         )
         _copy(stream, lines, store, limit)
+
+
+def _opened(
+    client: Client, until: str | None, reading: dict[str, Any], form: FormattedLines | None
+) -> ChangeStream:
+    try:
+        return client.stream(until=until, key_type="binary", **reading)  # type: ignore[arg-type]
+    except ConfigError as error:
+        if form is not None:
+            # The format named the columns.
+            error.args = (re.sub("^columns:", "format:", str(error)),)
+        raise
 
 
 def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: int | None) -> None:
