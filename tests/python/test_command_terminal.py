@@ -206,6 +206,19 @@ sys.exit(main(["--version"]))
     assert line.endswith('pip install "dcp-rs[cli]"')
 
 
+def test_ctrl_c_while_it_is_imported_ends_quietly(tmp_path):
+    (tmp_path / "click.py").write_text("import signal\nsignal.raise_signal(signal.SIGINT)\n")
+    program = f"""
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+sys.path.insert(0, {str(tmp_path)!r})
+from dcp_rs.cli import main
+sys.exit(main(["--version"]))
+"""
+    done = run_python(program)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
 def test_the_package_needs_nothing_of_the_extra():
     done = run_python("import dcp_rs, sys; print({'click', 'rich', 'pyarrow'} & set(sys.modules))")
     assert done.stdout == "set()\n"

@@ -36,4 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return 1
+    except KeyboardInterrupt:
+        return 130
     return _program.run(sys.argv[1:] if arguments is None else arguments)
