@@ -74,7 +74,7 @@ class SqlStore:
     Args:
         connect: Function that returns a new connection of a DB-API 2.0 driver, such as those for
             SQLite and PostgreSQL, not in autocommit mode. Each load, claim and save calls it and
-            closes the connection.
+            closes the connection. DuckDB's are refused: their cursors do not share a transaction.
         table: Name of the table, optionally with a schema; one table per checkpoint. The store
             creates it if it does not exist:
             `vbucket INTEGER PRIMARY KEY, owner VARCHAR(16) NOT NULL, document TEXT`.
@@ -286,6 +286,11 @@ class _Sql:
 def _driver_of(connection: Any) -> ModuleType:
     """Finds the module of a connection, which has a `paramstyle` and errors by DB-API 2.0."""
     name = type(connection).__module__
+    if name.partition(".")[0] in {"duckdb", "_duckdb"}:
+        raise ConfigError(
+            "connect: the cursors of DuckDB's connections do not share a transaction, which the "
+            "store needs: use SQLite, PostgreSQL or dcp_rs.FileStore"
+        )
     while name:
         module = sys.modules.get(name)
         if getattr(module, "paramstyle", None) in _PLACEHOLDERS and hasattr(module, "Error"):

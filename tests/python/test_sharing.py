@@ -435,6 +435,14 @@ def test_what_is_no_connection_is_refused():
         dcp_rs.SqlStore(object).load()
 
 
+def test_connections_without_shared_transactions_are_refused():
+    import duckdb
+
+    store = dcp_rs.SqlStore(duckdb.connect)
+    with pytest.raises(ConfigError, match=r"^connect: .* DuckDB.* use SQLite, PostgreSQL"):
+        store.load()
+
+
 def test_a_connection_in_autocommit_mode_is_refused(postgres_database):
     import psycopg
 
