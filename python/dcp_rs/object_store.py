@@ -75,11 +75,17 @@ class ObjectStore:
         _checks.text("prefix", prefix)
         if not prefix.strip("/"):
             raise ConfigError("prefix: must not be empty")
-        self._obstore = obstore
         self._store = store
         self._prefix = prefix.strip("/")
         self._claims = Claims()
         self._seen: dict[int, _Shard] = {}
+
+    @property
+    def _obstore(self) -> Any:
+        """The library, which is no attribute because a module cannot be pickled."""
+        import obstore
+
+        return obstore
 
     @property
     def prefix(self) -> str:

@@ -11,6 +11,7 @@ import sys
 import pytest
 
 import dcp_rs
+import stores
 from dcp_rs import exceptions
 from dcp_rs.exceptions import ForkedProcessError, TakenOverError
 from reading import rows_of
@@ -217,6 +218,16 @@ def test_a_copy_of_a_store_in_another_process_is_another_reader(client, fill, tm
     with pytest.raises(TakenOverError, match="another reader has taken over vBuckets 0-15"):
         store.save(batch.checkpoint)
     assert store.load() is None
+
+
+def test_a_store_in_object_storage_pickles(client, fill, tmp_path, request):
+    fill(10)
+    store = stores.opened(stores.where("objects", request, tmp_path))
+    with client.stream(start=store) as stream:
+        batch = next(stream)
+    claimed_by_pickle(store)
+    with pytest.raises(TakenOverError, match="another reader has taken over vBuckets"):
+        store.save(batch.checkpoint)
 
 
 def test_checkpoints_pickle(client, fill):
