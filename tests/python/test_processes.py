@@ -230,6 +230,22 @@ def test_a_store_in_object_storage_pickles(client, fill, tmp_path, request):
         store.save(batch.checkpoint)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+def test_a_store_in_object_storage_does_not_hang_after_a_fork(tmp_path, request):
+    store = stores.opened(stores.where("objects", request, tmp_path))
+    assert store.load() is None
+
+    def claim():
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(10)
+        store.claim(range(16))
+
+    error = in_child(claim)
+    assert isinstance(error, ForkedProcessError)
+    assert f"process {os.getpid()} used obstore before the fork" in str(error)
+    assert store.load() is None
+
+
 def test_checkpoints_pickle(client, fill):
     fill(10)
     stream = client.stream(until="now")
