@@ -541,6 +541,19 @@ def test_a_table_of_another_origin_is_left_alone(cluster, table):
     assert table.rows() == before
 
 
+def test_hidden_files_of_another_origin_are_left_alone(cluster, written, tmp_path):
+    fill(written)
+    folder = tmp_path / "lake"
+    folder.mkdir()
+    others = folder / ".others.parquet"
+    others.write_bytes(b"theirs")
+    left = folder / f".{1:012}.parquet"
+    left.write_bytes(b"what a crash has left")
+    replicate(cluster, f"parquet://{folder}", mode="log")
+    assert others.read_bytes() == b"theirs"
+    assert not left.exists()
+
+
 def test_a_state_that_is_damaged_is_never_taken_for_none(cluster, written, tmp_path):
     replica = replicas.InDuckDB(tmp_path)
     fill(written)

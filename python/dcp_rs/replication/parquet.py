@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _STATE = b"dcp_rs.state"
 _LOCK = ".dcp_rs.lock"
+# Of the number of a commit, in the name of its file.
+_DIGITS = 12
 
 
 class ParquetTarget:
@@ -61,7 +63,8 @@ class ParquetTarget:
         refuse_variants(schema, "PyArrow")
         self._folder.mkdir(parents=True, exist_ok=True)
         self._take_lock()
-        for left in self._folder.glob(".*.parquet"):
+        # What a crash has left; other hidden files are not ours.
+        for left in self._folder.glob(f".{'[0-9]' * _DIGITS}.parquet"):
             left.unlink()
         files = sorted(self._folder.glob("[!.]*.parquet"))
         if not files:
@@ -92,7 +95,7 @@ class ParquetTarget:
 
         if commit.state.commits != self._commits + 1:
             raise overtaken(str(self._folder))
-        name = f"{commit.state.commits:012}.parquet"
+        name = f"{commit.state.commits:0{_DIGITS}}.parquet"
         hidden = self._folder / f".{name}"
         rows = commit.rows.replace_schema_metadata({_STATE: commit.state.to_json().encode()})
         with hidden.open("wb") as file:
