@@ -225,7 +225,7 @@ class SqlStore:
         opened = self._connect()
         sql = _Sql(opened, self._table)
         with closing(opened) as connection:
-            if getattr(connection, "autocommit", False) is True:
+            if _is_autocommit(connection):
                 raise ConfigError("connect: returns connections in autocommit mode: turn it off")
             if not self._is_made:
                 self._create(connection, sql)
@@ -281,6 +281,14 @@ class _Sql:
 
     def __call__(self, statement: str) -> str:
         return statement.format("", *self._marks, table=self._table)
+
+
+def _is_autocommit(connection: Any) -> bool:
+    # With sqlite3, the level `None` means it too, unless a transaction was begun.
+    is_begun = getattr(connection, "in_transaction", True)
+    return getattr(connection, "autocommit", False) is True or (
+        not is_begun and getattr(connection, "isolation_level", "") is None
+    )
 
 
 def _driver_of(connection: Any) -> ModuleType:

@@ -451,6 +451,17 @@ def test_a_connection_in_autocommit_mode_is_refused(postgres_database):
         store.load()
 
 
+def test_an_sqlite_connection_in_autocommit_mode_is_refused(tmp_path):
+    def connect(begin):
+        connection = sqlite3.connect(tmp_path / "positions.db", isolation_level=None)
+        connection.execute(begin)
+        return connection
+
+    with pytest.raises(ConfigError, match=r"^connect: .* autocommit"):
+        dcp_rs.SqlStore(lambda: connect("")).load()
+    assert dcp_rs.SqlStore(lambda: connect("BEGIN")).load() is None
+
+
 def test_a_wrong_argument_of_an_object_store_is_named(tmp_path):
     import obstore.store
 
