@@ -159,6 +159,15 @@ def test_a_checkpoint_makes_the_next_file_one_of_what_came_since(fill, export, t
     assert counts == [5, 3, 0]
 
 
+def test_bytes_in_csv_are_refused_and_say_what_to_do(cluster, export, tmp_path):
+    cluster.upsert("bytes", b"\xff")
+    shown = export(tmp_path / "out.csv", status=1)
+    assert "--format: a key or document is not UTF-8" in shown
+    assert not list(tmp_path.iterdir())
+    export(tmp_path / "out.csv", "--value-format", "string")
+    assert '"bytes",,' in (tmp_path / "out.csv").read_text()
+
+
 def test_a_wrong_ending_and_nested_columns_in_csv_are_refused(fill, export, tmp_path):
     fill(1)
     assert "--format" in export(tmp_path / "out.xlsx", status=2)

@@ -252,7 +252,14 @@ class _BatchWriter:
         self._pa, self._file = pa, file
 
     def write(self, batch: ChangeBatch) -> None:
-        self._file.write(self._pa.record_batch(batch))
+        try:
+            self._file.write(self._pa.record_batch(batch))
+        except self._pa.ArrowInvalid as error:
+            raise ConfigError(
+                "format: a key or document is not UTF-8, which CSV files must be: choose other"
+                " columns with --columns, pass --value-format string to write null for such a"
+                " document, or choose another format"
+            ) from error
 
 
 class _Groups:
