@@ -363,6 +363,11 @@ def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(passwor
     open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
 
 
+def test_a_catalog_that_pyiceberg_does_not_know_is_named():
+    with pytest.raises(ConfigError, match=r"^target: pyiceberg cannot load the catalog lake: "):
+        open_target("iceberg://lake?table=a.b")
+
+
 @pytest.mark.parametrize("table", ["changes", "lake.", ".changes", "lake. "])
 def test_a_table_of_iceberg_needs_a_namespace(tmp_path, table):
     with pytest.raises(ConfigError, match="needs a namespace, as in default"):

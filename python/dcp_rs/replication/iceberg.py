@@ -46,7 +46,8 @@ class IcebergTarget:
         this name is. The table is `default.changes` if not given.
 
         Raises:
-            ConfigError: There is no folder, no namespace, or another option.
+            ConfigError: There is no folder, no namespace, or another option; or pyiceberg knows no
+                such catalog.
             ImportError: pyiceberg is not installed.
         """
         address.allow("table")
@@ -61,7 +62,12 @@ class IcebergTarget:
                 'an Iceberg target needs pyiceberg: install it with pip install "dcp-rs[iceberg]"'
             ) from error
         if address.host:
-            return cls(load_catalog(address.host), table)
+            try:
+                return cls(load_catalog(address.host), table)
+            except ValueError as error:
+                raise ConfigError(
+                    f"target: pyiceberg cannot load the catalog {address.host}: {error}"
+                ) from error
         from pathlib import Path
 
         example = "iceberg:///folder?table=namespace.name"
