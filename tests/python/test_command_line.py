@@ -466,6 +466,15 @@ def test_a_password_is_read_from_a_pipe(cluster, fill):
     assert sorted(lines(run(*arguments, stdin=b"canary-8f1c2e\n"))) == ["key_0", "key_1"]
 
 
+def test_a_password_is_utf_8_in_any_locale(cluster, fill):
+    fill(1)
+    cluster.set_password("canary-8f1c2e größe")
+    arguments = on(cluster, "cat", "--password-file", "/dev/stdin", "-f", "%k\\n")
+    locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = run(*arguments, stdin="canary-8f1c2e größe\n".encode(), **locale)
+    assert lines(done) == ["key_0"]
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_tables_are_utf_8_in_any_locale(cluster, fill, encoding):
     fill(1)

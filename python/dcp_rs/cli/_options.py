@@ -168,7 +168,7 @@ def password(password_env: str | None, password_file: Path | None) -> str | None
         raise click.UsageError("--password-env and --password-file: give one of them")
     if password_file is not None:
         try:
-            return password_file.read_text().rstrip("\r\n")
+            return password_file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
             raise ConfigError(f"the file of --password-file cannot be read: {why}") from None

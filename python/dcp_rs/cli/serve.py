@@ -188,7 +188,7 @@ def _rules(path: Path | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        rules = json.loads(path.read_text())
+        rules = json.loads(path.read_text("utf-8"))
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
