@@ -246,6 +246,26 @@ def test_a_store_in_object_storage_does_not_hang_after_a_fork(tmp_path, request)
     assert store.load() is None
 
 
+_EXIT_OF_CHILD = """
+import os, sys
+from dcp_rs.testing import EmbeddedCluster
+
+cluster = EmbeddedCluster(vbuckets=1, tls=True)
+file = cluster.ca_file
+if os.fork() == 0:
+    sys.exit()
+os.wait()
+print(file.exists())
+cluster.close()
+print(file.exists())
+"""
+
+
+def test_a_forked_child_that_ends_leaves_the_ca_file_of_its_parent(start_python):
+    out, err = start_python(_EXIT_OF_CHILD).communicate(timeout=60)
+    assert out.split() == ["True", "False"], err
+
+
 def test_checkpoints_pickle(client, fill):
     fill(10)
     stream = client.stream(until="now")

@@ -6,6 +6,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import tempfile
 import weakref
 from dataclasses import replace
@@ -20,7 +22,6 @@ from dcp_rs.testing.documents import Document, Documents, MutationToken
 from dcp_rs.testing.options import Limits, User
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Sequence
 
 __all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken", "User"]
@@ -159,9 +160,9 @@ class EmbeddedCluster(Documents, Control):
         """
         pem = self.ca_pem
         if self._ca_file is None and pem is not None:
-            folder = tempfile.TemporaryDirectory(prefix="dcp_rs-", ignore_cleanup_errors=True)
-            self._forget_ca_file = weakref.finalize(self, folder.cleanup)
-            self._ca_file = Path(folder.name) / "ca.pem"
+            folder = tempfile.mkdtemp(prefix="dcp_rs-")
+            self._forget_ca_file = weakref.finalize(self, _remove, folder, os.getpid())
+            self._ca_file = Path(folder) / "ca.pem"
             self._ca_file.write_text(pem)
         return self._ca_file
 
@@ -266,3 +267,9 @@ class EmbeddedCluster(Documents, Control):
             state = "of another process"
         shown = f"bucket={self.bucket_name!r} vbuckets={self.num_vbuckets}"
         return f"<dcp_rs.testing.EmbeddedCluster {state} {shown}>"
+
+
+def _remove(folder: str, process: int) -> None:
+    # A forked child runs this at its end, too.
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
