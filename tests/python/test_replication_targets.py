@@ -363,6 +363,13 @@ def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(passwor
     open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
 
 
+@pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])
+def test_a_folder_whose_name_pyiceberg_would_cut_is_refused(tmp_path, name):
+    with pytest.raises(ConfigError, match="at which pyiceberg would take a part"):
+        open_target(f"iceberg://{tmp_path}/{quote(name)}?table=a.b")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_catalog_that_pyiceberg_does_not_know_is_named():
     with pytest.raises(ConfigError, match=r"^target: pyiceberg cannot load the catalog lake: "):
         open_target("iceberg://lake?table=a.b")

@@ -46,8 +46,8 @@ class IcebergTarget:
         this name is. The table is `default.changes` if not given.
 
         Raises:
-            ConfigError: There is no folder, no namespace, or another option; or pyiceberg knows no
-                such catalog.
+            ConfigError: There is no folder, no namespace, or another option; the folder has a name
+                that pyiceberg would cut; or it knows no such catalog.
             ImportError: pyiceberg is not installed.
         """
         address.allow("table")
@@ -72,6 +72,11 @@ class IcebergTarget:
 
         example = "iceberg:///folder?table=namespace.name"
         folder = Path(address.local_path("the folder", example))
+        if {"#", "?", "%"}.intersection(str(folder)):
+            raise ConfigError(
+                f"target: {str(folder)!r} has a #, ? or %, at which pyiceberg would take a part of"
+                " it for the folder: use another"
+            )
         folder.mkdir(parents=True, exist_ok=True)
         catalog = SqlCatalog(
             "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
