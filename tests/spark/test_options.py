@@ -23,6 +23,7 @@ def parse(**options):
 def test_the_bucket_may_be_in_the_connection_string():
     assert parse().bucket == "travel"
     assert parse(bucket="other").bucket == "other"
+    assert parse(connectionString="couchbase://localhost/a%25b").bucket == "a%b"
     with pytest.raises(ConfigError, match="option bucket is missing"):
         ReadOptions.parse({"connectionString": "couchbase://localhost?x=/y"})
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self
+from urllib.parse import unquote
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.client import ConnectionOptions
@@ -296,7 +297,7 @@ def _unknown(given: str, known: list[str]) -> str:
 def _bucket_in(connection_string: str) -> str:
     _, _, address = connection_string.rpartition("://")
     _, _, bucket = address.partition("?")[0].partition("/")
-    return bucket
+    return unquote(bucket)
 
 
 def _wrong(name: str, value: object, expected: str) -> ConfigError:
