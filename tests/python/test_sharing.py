@@ -128,6 +128,8 @@ def test_a_stream_that_cannot_be_opened_claims_nothing(cluster, client, place):
     batch = next(client.stream(start=store))
     with pytest.raises(ConfigError, match=r"^on_rollback"):
         client.stream(start=stores.opened(place), on_rollback="raise")
+    with pytest.raises(ConfigError, match=r"^vb:16 does not exist: the bucket has 16 vBuckets"):
+        client.stream(start=stores.opened(place), vbuckets=range(17))
     store.save(batch.checkpoint)
     assert store.load() == batch.checkpoint
 
