@@ -67,6 +67,27 @@ def test_a_port_where_nothing_listens_is_named(run_at):
     assert "11210" in failed(findings)["advice"]
 
 
+@pytest.mark.parametrize(
+    ("address", "what"),
+    [
+        ("couchbase://user:word@127.0.0.1/default", "must not hold a user name or password"),
+        ("couchbase://[::1", "brackets"),
+        ("http://127.0.0.1:1/default", "must start with couchbase://"),
+    ],
+)
+def test_a_connection_string_that_is_wrong_is_named(run_at, address, what):
+    status, findings, _ = run_at("doctor", address)
+    assert status == 1
+    assert findings[-1]["step"] == "options"
+    assert what in findings[-1]["detail"]
+    assert "word" not in findings[-1]["target"]
+
+
+def test_a_connection_string_without_a_host_fails(run_at):
+    status, findings, _ = run_at("doctor", "couchbase://host=http:1/default")
+    assert (status, steps(findings)) == (1, [("login", "failed")])
+
+
 def test_a_name_without_an_address_is_named(run_at):
     status, findings, _ = run_at("doctor", "couchbase://a.invalid:1,b.invalid:1/default")
     assert status == 1

@@ -110,9 +110,20 @@ def _findings(options: ConnectionOptions) -> Iterator[Finding]:
                 yield finding
             is_reached = is_reached or finding.status == "ok"
     if not is_reached:
-        yield Finding("login", _user(options), "skipped", "no host can be reached")
+        yield _unreached(options, "skipped" if target.seeds else "failed")
         return
     yield from _with_client(options, target)
+
+
+def _unreached(options: ConnectionOptions, status: str) -> Finding:
+    """Says why no host was reached: the client checks the connection string first of all."""
+    try:
+        Client(replace(options, connect_timeout=0.001)).close()
+    except ConfigError as error:
+        return Finding("options", _user(options), "failed", str(error))
+    except DcpError:
+        pass
+    return Finding("login", _user(options), status, "no host can be reached")
 
 
 def _reaching(seed: Seed, options: ConnectionOptions, *, is_tls: bool) -> Iterator[Finding]:
