@@ -13,6 +13,7 @@ import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
+from dcp_rs.replication.target import Address
 
 # Whose target is locked while it is open.
 _LOCKED = ("postgres", "parquet")
@@ -361,6 +362,13 @@ def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(passwor
         open_target(f"postgresql://user:{password}@host:5432,[::1]/lake?table=t")
     assert "some" not in str(raised.value)
     open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
+
+
+def test_an_address_does_not_show_its_password():
+    for url in ("postgresql://user:word@host/lake", "postgresql://host/lake?password=word"):
+        address = Address.parse(url)
+        assert address.url == url
+        assert "word" not in repr(address)
 
 
 @pytest.mark.parametrize("name", ["a#b", "a?b", "a%20b"])

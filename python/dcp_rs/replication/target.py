@@ -177,9 +177,10 @@ class Address:
     """
 
     scheme: str
-    host: str
+    # It may have a password in it, as the options and the URL may.
+    host: str = field(repr=False)
     path: str
-    options: dict[str, str]
+    options: dict[str, str] = field(repr=False)
     url: str = field(repr=False)
 
     @classmethod
