@@ -106,6 +106,17 @@ def test_columns_of_documents_are_values_of_their_types(cluster, run):
     assert b"--document-schema" in run("cat", "--document-prefix", "d_", status=2)
 
 
+def test_columns_of_documents_of_every_type_are_shown_in_a_table(cluster, run):
+    cluster.upsert(
+        "a", {"d": "2024-02-29", "t": "2024-02-29T01:02:03.4Z", "n": "1.10", "m": {"x": 1}}
+    )
+    schema = "d DATE, t TIMESTAMP, n DECIMAL(9, 2), m MAP<STRING, INT>"
+    shown = run("cat", "--output", "table", "--document-schema", schema, "--columns", "d,t,n,m")
+    cells = shown.decode().splitlines()[1].split("  ")
+    found = [cell.strip() for cell in cells if cell]
+    assert found == ["2024-02-29", "2024-02-29 01:02:03.400", "1.10", '{"x": 1}']
+
+
 def test_a_format_string_writes_keys_and_documents_byte_by_byte(cluster, run):
     key, value = b"\xff\tkey", b'\x00{"a":\n'
     written = cluster.upsert(key, value)

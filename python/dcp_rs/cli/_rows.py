@@ -6,6 +6,8 @@ import base64
 import json
 import re
 from collections.abc import Callable
+from datetime import date, datetime
+from decimal import Decimal
 from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import click
@@ -13,7 +15,6 @@ from rich.cells import cell_len, set_cell_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
-    from datetime import datetime
 
     Row = tuple[object, ...]
 
@@ -276,8 +277,10 @@ def clear(value: object) -> str:
         text = value.decode("utf-8", "backslashreplace")
     elif isinstance(value, str):
         text = value
-    elif hasattr(value, "isoformat"):
+    elif isinstance(value, datetime):
         text = value.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+    elif isinstance(value, date | Decimal):
+        text = str(value)
     else:
         text = _json(value)
     return text if text.isprintable() else "".join(map(_clear_character, text))
