@@ -364,6 +364,13 @@ def test_a_password_that_libpq_would_cut_in_two_is_refused_and_not_shown(passwor
     open_target(f"postgresql://user:{quote(password, safe='')}@host:5432,[::1]/lake?table=t")
 
 
+@pytest.mark.parametrize("mode", ["table", "log"])
+def test_a_document_schema_without_columns_is_refused(cluster, tmp_path, mode):
+    documents = dcp_rs.DocumentSchema(on_malformed="fail")
+    with pytest.raises(ConfigError, match=r"^document_schema: names no columns"):
+        replicate(cluster, f"duckdb://{tmp_path}/lake.duckdb", mode=mode, document_schema=documents)
+
+
 def test_an_address_does_not_show_its_password():
     for url in ("postgresql://user:word@host/lake", "postgresql://host/lake?password=word"):
         address = Address.parse(url)

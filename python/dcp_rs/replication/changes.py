@@ -61,6 +61,11 @@ class Layout:
         Raises:
             ConfigError: The schema is none, or contradicts the columns.
         """
+        if isinstance(document_schema, DocumentSchema) and document_schema.schema is None:
+            raise ConfigError(
+                "document_schema: names no columns, so that no documents would be written: leave it"
+                " out to write them as JSON"
+            )
         keeps_text = document_schema is None
         documents = DocumentSchema(None, on_malformed="column") if keeps_text else document_schema
         decoded = Schema(
