@@ -409,6 +409,20 @@ def test_documents_are_columns_and_a_schema_that_gains_some_fills_them(cluster, 
     assert len(table.rows()) == 50
 
 
+def test_documents_may_have_columns_that_are_called_as_ours_on_the_way(cluster, written, table):
+    schema = "`_is_deleted` BOOLEAN, `_index` INT, `_rows` INT"
+    for n, key in enumerate("abc"):
+        written.upsert(key, {"_is_deleted": True, "_index": n, "_rows": n})
+    replicate(cluster, table, document_schema=schema)
+    cluster.create_scope("events")
+    cluster.create_collection("events.of_all_vbuckets")
+    written.upsert("a", {"_is_deleted": False, "_index": 5, "_rows": 6})
+    cluster.remove("b")
+    replicate(cluster, table, document_schema=schema)
+    found = {row["key"]: (row["_is_deleted"], row["_index"], row["_rows"]) for row in table.rows()}
+    assert found == {"a": (False, 5, 6), "c": (True, 2, 2)}
+
+
 def test_a_column_that_the_schema_no_longer_has_is_null_in_a_log_from_then_on(
     cluster, written, log
 ):

@@ -32,6 +32,8 @@ _POSITION = (
 )
 # The column of a target that a stream does not have.
 _GENERATION = "generation"
+# Columns that say what a system event is about.
+_OF_EVENTS = ["op", "vbucket", "epoch", "value"]
 # Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
 
@@ -162,7 +164,8 @@ def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
     cleared: dict[tuple[int, int], set[int]] = {}
     index = pa.array(range(len(changes)), pa.int64())
     if pc.any(special).as_py():
-        limits, cleared = _limits(changes.append_column("_index", index).filter(special))
+        indexed = changes.select(_OF_EVENTS).append_column("_index", index)
+        limits, cleared = _limits(indexed.filter(special))
         kept = pc.invert(special)
         for collection, by_vbucket in limits.items():
             last = [by_vbucket.get(vbucket, -1) for vbucket in range(max(by_vbucket) + 2)]
@@ -211,7 +214,7 @@ def _limits(
     limits: dict[int, dict[int, int]] = defaultdict(dict)
     cleared: dict[tuple[int, int], set[int]] = defaultdict(set)
     events = special.filter(pc.equal(special["op"], "system_event"))
-    for row in events.select(["vbucket", "epoch", "value", "_index"]).to_pylist():
+    for row in events.to_pylist():
         event = json.loads(row["value"])
         if event["event"] in {"BeginCollection", "EndCollection"}:
             collection = int(event["collection_id"], 16)
