@@ -75,11 +75,13 @@ class Layout:
         ).to_pyarrow()
         basic = set(Schema().names)
         names = tuple(name for name in decoded.names if name not in basic)
-        if _GENERATION in names:
-            raise ConfigError(
-                f'document_schema: the column "{_GENERATION}" would appear twice: give a prefix,'
-                " such as doc_"
-            )
+        for name in names:
+            # As for other columns: some targets do not tell capitals from small letters.
+            if name.lower() == _GENERATION:
+                raise ConfigError(
+                    f'document_schema: the column "{name}" would appear twice: give a prefix,'
+                    " such as doc_"
+                )
         columns = ["op", "key", "value", *_POSITION, *names]
         given: dict[str, Any] = {"value_format": "string", "document_schema": documents}
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
