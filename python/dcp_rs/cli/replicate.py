@@ -80,8 +80,9 @@ def replicate(
             )
         reporter.finish(show(done))
     except Exception as error:
-        # A target raises its library's errors, which have various classes.
-        if type(error).__module__.partition(".")[0] in _SHOWN_AS_THEY_ARE:
+        # A target raises its library's errors, which have various classes, or are of no other.
+        origin = type(error).__module__.partition(".")[0]
+        if origin in _SHOWN_AS_THEY_ARE and type(error) is not Exception:
             raise
         reason = " ".join(str(error).split())
         raise click.ClickException(f"the target failed: {reason}") from error
