@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import Field, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs
@@ -127,17 +127,19 @@ class ConnectionOptions:
         return dict(self.__dict__)
 
     def __repr__(self) -> str:
-        given = {
-            each.name: getattr(self, each.name) for each in fields(self) if _is_shown(each, self)
-        }
-        given["connection_string"] = _without_secrets(self.connection_string)
-        return (
-            f"ConnectionOptions({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-        )
+        return shown(self)
 
 
-def _is_shown(option: Field[Any], options: ConnectionOptions) -> bool:
-    return option.repr and getattr(options, option.name) != option.default
+def shown(options: Any) -> str:
+    """Returns the repr of options: those that were given, without secrets."""
+    given = {
+        each.name: getattr(options, each.name)
+        for each in fields(options)
+        if each.repr and getattr(options, each.name) != each.default
+    }
+    given["connection_string"] = _without_secrets(options.connection_string)
+    named = ", ".join(f"{name}={value!r}" for name, value in given.items())
+    return f"{type(options).__name__}({named})"
 
 
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d+)?(?:=\w+)?"

@@ -180,6 +180,9 @@ def test_the_repr_shows_no_password():
     options = parse(password="hunter2")
     assert "hunter2" not in repr(options)
     assert pickle.loads(pickle.dumps(options)) == options
+    # Nor where none belongs.
+    for address in ("couchbase://u:hunter2@h/travel", "couchbase://h/travel?x=hunter2"):
+        assert "hunter2" not in repr(parse(connectionString=address))
 
 
 @pytest.mark.parametrize("condition", ["DATA_SOURCE_ALREADY_EXISTS", "ANOTHER"])

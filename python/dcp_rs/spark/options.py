@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 from dcp_rs import _checks, _dcp_rs
-from dcp_rs.client import ConnectionOptions
+from dcp_rs.client import ConnectionOptions, shown
 from dcp_rs.documents import DocumentSchema, as_ddl, as_options
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.planner import PlanOptions
@@ -133,6 +133,9 @@ class ReadOptions:
     worker_gc_freeze: bool = True
     """Exempts loaded modules from Python's cycle collector, once per worker: Spark runs a full
     collection after every task, which would otherwise scan every module again."""
+
+    def __repr__(self) -> str:
+        return shown(self)
 
     @classmethod
     def parse(cls, options: Mapping[str, object]) -> Self:
