@@ -191,7 +191,7 @@ pub const COLUMNS: &[ColumnSpec] = &[
         true,
         "time of the change, from the CAS (hybrid logical clock)",
     ),
-    column(Column::Rev, "rev", Full, true, "how many times the document has changed"),
+    column(Column::Rev, "rev", Full, true, "revision seqno, which each change raises"),
     column(Column::Expiry, "expiry", Full, true, "when the document expires; null for never"),
     column(
         Column::DeletedAt,

@@ -293,7 +293,7 @@ pub struct Document {
     pub cas: Cas,
     /// Position in its vBucket.
     pub seqno: Seqno,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// Flags set by the application.
     pub flags: u32,

@@ -62,7 +62,7 @@ pub struct Change<'a> {
     pub datatype: Datatype,
     /// Version of the document.
     pub cas: Cas,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// Flags set by the application (mutations; otherwise 0).
     pub flags: u32,

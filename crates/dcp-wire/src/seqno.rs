@@ -27,7 +27,10 @@ number! {
     Seqno(u64)
 }
 number! {
-    /// How many times a document has changed.
+    /// Revision seqno of a document, which conflict resolution by revision compares first.
+    ///
+    /// Each change raises it, but it does not count them: a new document starts above the revisions
+    /// that were deleted in its vBucket, and a write with metadata sets any.
     RevSeqno(u64)
 }
 number! {

@@ -41,7 +41,7 @@ class Document:
         datatype: `json` or `binary`.
         cas: Its CAS.
         seqno: Seqno of its last change.
-        rev: How many times it has changed.
+        rev: Its revision seqno, which each change raises.
         flags: Flags set by the application, 32 bits.
         expiry: When it expires, in seconds since 1970; 0 for never.
     """

@@ -62,7 +62,7 @@ pub struct Item {
     pub kind: ItemKind,
     /// Position in the vBucket.
     pub seqno: Seqno,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// Version of the document.
     pub cas: Cas,

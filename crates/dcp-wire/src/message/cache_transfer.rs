@@ -25,7 +25,7 @@ pub struct CachedDocument<'a> {
     pub cas: Cas,
     /// Seqno in the vBucket.
     pub seqno: Seqno,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// Flags set by the application, kept in their byte order.
     pub flags: u32,

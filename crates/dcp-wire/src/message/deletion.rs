@@ -13,7 +13,7 @@ use crate::{Cas, Datatype, DecodeError, EncodeError, Frame, Opcode, Reader, RevS
 pub struct Deletion<'a> {
     /// Seqno in the vBucket.
     pub seqno: Seqno,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// CAS of the tombstone.
     pub cas: Cas,

@@ -12,7 +12,7 @@ const EXTRAS_LEN: usize = 20;
 pub struct Expiration<'a> {
     /// Seqno in the vBucket.
     pub seqno: Seqno,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// CAS of the tombstone.
     pub cas: Cas,

@@ -50,7 +50,7 @@ pub struct Metadata {
     pub flags: u32,
     /// When the document expires, or was removed, in seconds since 1970.
     pub expiry: u32,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// Datatype, if it was requested.
     pub datatype: Option<Datatype>,
@@ -111,7 +111,7 @@ pub struct WithMeta<'a> {
     pub flags: u32,
     /// When the document expires, or was removed, in seconds since 1970.
     pub expiry: u32,
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     pub rev_seqno: RevSeqno,
     /// New CAS of the document; the header has the expected one.
     pub cas: Cas,

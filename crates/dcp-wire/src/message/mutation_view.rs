@@ -100,7 +100,7 @@ impl<'a> MutationView<'a> {
         Seqno(u64::from_be_bytes(field::<24, 8>(self.head)))
     }
 
-    /// How many times the document has changed.
+    /// Revision seqno of the document.
     #[inline(always)]
     #[must_use]
     pub fn rev_seqno(&self) -> RevSeqno {
