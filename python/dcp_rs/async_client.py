@@ -198,7 +198,7 @@ class AsyncClient(Bucket):
         return AsyncCall(make)
 
     async def close(self) -> None:
-        """Closes the client and the streams it has opened.
+        """Closes the client and the streams it has opened, as `dcp_rs.Client.close` does.
 
         It is closed even if the task is cancelled in the meantime.
         """

@@ -440,7 +440,10 @@ class Client(Bucket):
         return stream
 
     def close(self) -> None:
-        """Closes the client. You can no longer open streams."""
+        """Closes the client and the streams it has opened.
+
+        To read on from them raises a `dcp_rs.exceptions.ClosedError`.
+        """
         self._inner.close()
         self._is_closed = True
 
