@@ -88,7 +88,10 @@ class ConnectError(DcpError, ConnectionError):
 
 
 class DataError(DcpError, ValueError):
-    """A change cannot be converted to a row: `vbucket` and `seqno` say which."""
+    """A change cannot be converted to a row, or deletions were purged before they were read.
+
+    `vbucket` and `seqno` say which change, or up to where deletions were purged.
+    """
 
 
 class DocumentExistsError(DcpError):
