@@ -53,7 +53,8 @@ class ReadOptions:
     """Seconds for which to retry while the cluster, or a vBucket, is unavailable, once it has
     answered: a failover may take two minutes, a restart more."""
     tls_ca: str | None = None
-    """PEM file with the certificate authorities to trust; by default, the system's."""
+    """PEM file with the certificate authorities to trust; by default, the system's and
+    Capella's."""
     tls_certificate: str | None = None
     """PEM file with a client certificate chain, instead of a user."""
     tls_key: str | None = None
