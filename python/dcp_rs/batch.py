@@ -23,7 +23,7 @@ class ChangeBatch:
     """A batch of changes as columns, in seqno order within each vBucket.
 
     A `dcp_rs.ChangeStream` returns batches. Any library that supports the Arrow PyCapsule interface
-    reads them without a copy: `pyarrow.record_batch(batch)`.
+    can take them, without a copy on the side of dcp_rs: `pyarrow.record_batch(batch)`.
 
     A batch is also a sequence of rows, which are dicts created on access. A slice is a batch with
     some of the rows; it makes no copy and has no checkpoint.

@@ -109,7 +109,7 @@ class SqlStore:
             return _join(self._rows(cursor, sql, range(0x10000)))
 
     def claim(self, vbuckets: Iterable[int]) -> Checkpoint | None:
-        """Takes vBuckets over, and gives what is stored of them; `None` if nothing is.
+        """Takes over vBuckets and returns their stored positions, or `None` if there are none.
 
         Raises:
             CheckpointError: A row is damaged.
@@ -130,10 +130,8 @@ class SqlStore:
         """Writes the rows whose positions have moved, in one transaction.
 
         Raises:
-            TakenOverError: Another reader has taken over a vBucket of this store's; nothing was
-                written.
-            CheckpointError: Another reader has saved a checkpoint that is further; nothing was
-                written.
+            TakenOverError: Another reader has taken over one of the vBuckets; nothing was written.
+            CheckpointError: Another reader has saved a later position; nothing was written.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")
         unclaimed = sorted(checkpoint.seqnos.keys() - self._claims.vbuckets)
@@ -146,17 +144,17 @@ class SqlStore:
             self.save_with(connection, checkpoint)
 
     def save_with(self, connection: Any, checkpoint: Checkpoint) -> None:
-        """Writes the rows whose positions have moved within a transaction of the caller's.
+        """Writes the rows whose positions have moved, in the caller's transaction.
 
-        The caller commits it, or rolls it back if this raises.
+        Commit it afterwards, or roll it back if this raises.
 
         Args:
             connection: A connection to the same database.
-            checkpoint: What to save, as `batch.checkpoint`.
+            checkpoint: The checkpoint to save, such as `batch.checkpoint`.
 
         Raises:
-            TakenOverError: Another reader has taken over a vBucket of this store's: roll back.
-            CheckpointError: Another reader has saved a checkpoint that is further: roll back.
+            TakenOverError: Another reader has taken over one of the vBuckets: roll back.
+            CheckpointError: Another reader has saved a later position: roll back.
             ConfigError: The store has not claimed the vBuckets: start the stream from it.
         """
         _checks.instance("checkpoint", checkpoint, Checkpoint, "a Checkpoint")

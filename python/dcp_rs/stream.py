@@ -329,9 +329,8 @@ class ChangeStream:
         an upper bound of the changes to come, and the lags of collections do not add up to that of
         the stream.
 
-        The stream asks the nodes for these seqnos from the first call on, or from its start if it
-        has `collections`. Otherwise, the first call may return nothing, and the
-        answers follow a moment later.
+        A stream with `collections` asks the nodes for these seqnos from its start. Any other stream
+        does so from the first call on, which may return nothing yet.
         """
         return dict(self._inner.collection_lag())
 

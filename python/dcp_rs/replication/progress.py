@@ -27,7 +27,8 @@ class Progress:
         elapsed: Seconds since the call.
         changes_per_second: Changes committed per second, averaged over about the last ten seconds.
         seconds_since_commit: Seconds since the last commit; before the first, since the call. It
-            also grows while there is nothing to commit, so alert on it together with `lag`.
+            also grows while there is nothing to commit, so alert on it together with `lag` and
+            `uncommitted`.
     """
 
     phase: Phase

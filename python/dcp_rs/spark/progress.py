@@ -21,8 +21,8 @@ class Lag(NamedTuple):
 def lag(progress: Any, source: int = 0) -> Lag | None:
     """Returns the lag of a query when its last batch was planned.
 
-    With `collections`, only their changes count, if the server reports their seqnos.
-    Every seqno counts, although DCP keeps only the newest version of a key.
+    It counts seqnos, including those of replaced versions, which the server no longer sends. With
+    `collections`, it counts only theirs, if the server reports them.
 
         dcp_rs.spark.lag(query.lastProgress).total
 

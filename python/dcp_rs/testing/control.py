@@ -77,11 +77,10 @@ class Control:
     def failover(self, node: int, *, graceful: bool = False) -> None:
         """Fails over a node: replicas of its vBuckets become active.
 
-        A hard failover treats the node as dead: it closes its connections and refuses new ones.
-        Of each vBucket, the replica that has received the most is promoted. It continues with that
-        (see `set_replica_lag`) on a new history branch, and a client that has read more must roll
-        back. A vBucket without a replica
-        is unavailable until the next `rebalance`, which recreates it empty.
+        A hard failover treats the node as dead: it closes its connections and refuses new ones. Of
+        each vBucket, the replica that has received the most (see `set_replica_lag`) is promoted. It
+        starts a new history branch there, and a client that has read more must roll back. A vBucket
+        without a replica is unavailable until the next `rebalance`, which recreates it empty.
 
         A graceful failover first sends everything to the replicas: histories continue, and streams
         end with "state changed". If a vBucket has no running replica, or its replica fails to take
@@ -169,14 +168,14 @@ class Control:
         self._inner.rebalance()
 
     def set_replica_lag(self, vbucket: int, replica: int, lag: int | None) -> None:
-        """Sets how many changes a replica stays behind; `None`: it applies none from now on.
+        """Sets how many changes a replica stays behind.
 
-        They are lost if the active copy's node fails.
+        A failover of the active copy's node loses the changes that the promoted replica lacks.
 
         Args:
             vbucket: vBucket concerned.
             replica: Its replica, from 1.
-            lag: Number of changes; the default is 0.
+            lag: Number of changes, at first 0. With `None`, it applies no change from now on.
 
         Raises:
             ConfigError: There is no such vBucket or replica.
@@ -263,11 +262,11 @@ class Control:
     def modify_collection(
         self, collection: str, *, max_ttl: int | None = None, history: bool = False
     ) -> None:
-        """Changes what a collection was created with; documents written before stay as they are.
+        """Changes settings of a collection; documents written before stay as they are.
 
         Args:
             collection: Its name, as `scope.collection`, or as `collection` within `_default`.
-            max_ttl: Longest life of its documents, in seconds; `None` for as long as they say.
+            max_ttl: Maximum lifetime of its documents, in seconds; `None` removes it.
             history: Whether it is marked to keep every version of its documents.
 
         Raises:

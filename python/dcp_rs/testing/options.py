@@ -61,7 +61,7 @@ class Limits:
         authentication_timeout: How long a client may take to authenticate, in seconds.
         idle_timeout: How long a connection that is not for DCP may be idle, in seconds.
         dcp_idle_timeout: How long a DCP client that has enabled noops may be silent, in seconds.
-        persistence_timeout: How long a client waits for a change to be persisted, in seconds.
+        persistence_timeout: How long a request that waits for persistence may wait, in seconds.
         congestion_control: TCP congestion control of the connections, such as `reno` or `cubic`; by
             default `reno`, if the system allows it.
 
