@@ -36,7 +36,7 @@
 //! One task per node connection reads into one buffer, decodes the packets in place
 //! ([`Connection`](dcp_proto::consumer::Connection)) and appends changes to that connection's sink.
 //! It cuts the sink's rows into batches and puts them into the stream's queue, which is bounded by
-//! the connections' flow-control windows. One task per stream assigns vBuckets to connections,
+//! the connections' flow-control buffers. One task per stream assigns vBuckets to connections,
 //! follows the cluster map, and reopens streams that have ended. When a connection is lost, the
 //! rows in its sink are delivered and the next connection resumes after them: rows and positions
 //! belong together. A vBucket's rows are in the queue before another connection requests more of

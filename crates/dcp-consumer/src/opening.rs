@@ -14,7 +14,7 @@ use crate::{Content, Error, ErrorKind, StreamOptions};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Opening {
     flags: OpenFlags,
-    /// Flow-control window in bytes.
+    /// Flow-control buffer in bytes.
     pub(crate) buffer_size: u32,
     noop_interval_secs: u32,
     /// Whether compressed documents are requested.

@@ -110,7 +110,7 @@ pub enum Acknowledge {
     OnNext,
     /// When the application acknowledges it, in any order
     /// ([`ChangeStream::ack`](crate::ChangeStream::ack)). A batch that is never acknowledged holds
-    /// its bytes of the window forever.
+    /// its bytes of the flow-control buffer forever.
     Manual,
 }
 

@@ -69,7 +69,7 @@ pub struct ProducerOptions {
     pub max_connections: usize,
     /// Streams per DCP connection; further requests are refused. Default 65,536.
     pub max_streams: usize,
-    /// Largest flow-control window that a DCP client may request, in bytes. Default 4 GiB, the most
+    /// Largest flow-control buffer that a DCP client may request, in bytes. Default 4 GiB, the most
     /// that clients can request.
     pub max_unacknowledged_bytes: u32,
     /// How long a client may take to authenticate before its connection is closed. Default 60 s.

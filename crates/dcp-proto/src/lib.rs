@@ -59,7 +59,7 @@
 //! | epoch | rollbacks seen of a vBucket; distinguishes equal seqnos of two branches |
 //! | position | where the consumer is in a vBucket; a *position update* moves it |
 //! | checkpoint | positions of all vBuckets, with the bucket and filter they are valid for |
-//! | flow-control buffer | how many bytes a server may send before some are acknowledged |
+//! | flow-control buffer | bytes a server may send unacknowledged; a *window* counts them |
 //! | noop | keep-alive of a connection |
 //! | unpersisted | not yet persisted on all copies; *rollback mitigation* delays such changes |
 //! | diverged | copies of a vBucket are on different branches |

@@ -29,7 +29,7 @@ impl Direction {
 
 /// What happens to a packet.
 ///
-/// Packets that a client did not get still count against its flow-control window, as if a network
+/// Packets that a client did not get still count against its flow-control buffer, as if a network
 /// had lost them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -77,7 +77,7 @@ pub enum Reaction {
     NoNoop,
     /// Replicas leave this many changes unapplied. Only between nodes.
     Lag(u64),
-    /// Replicas ask for a flow-control window of this many bytes. Only between nodes.
+    /// Replicas ask for a flow-control buffer of this many bytes. Only between nodes.
     Window(NonZeroU32),
 }
 

@@ -77,7 +77,7 @@ pub struct ConnectionConfig {
     /// How many streams a connection may have, including ended ones whose end is unsent; further
     /// requests are refused with ENOMEM.
     pub max_streams: usize,
-    /// Largest flow-control window that a client may request, in bytes; larger ones are refused
+    /// Largest flow-control buffer that a client may request, in bytes; larger ones are refused
     /// with ENOMEM.
     pub max_buffer_size: u32,
     /// Whether clients that allow it get backfills in key order.

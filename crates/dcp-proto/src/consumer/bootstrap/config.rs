@@ -93,7 +93,7 @@ pub struct DcpOpen {
 
 impl DcpOpen {
     /// A producer connection with the settings every consumer wants: noops each
-    /// `noop_interval_secs`, and a flow-control window of `buffer_size` bytes.
+    /// `noop_interval_secs`, and a flow-control buffer of `buffer_size` bytes.
     #[must_use]
     pub fn new(
         name: impl Into<String>,

@@ -35,7 +35,7 @@ pub struct ConnectionConfig {
     pub num_vbuckets: u16,
     /// Whether keys carry their collection id.
     pub collections: bool,
-    /// Flow-control window in bytes; 0 if flow control is off.
+    /// Flow-control buffer in bytes; 0 if flow control is off.
     pub window: u32,
     /// Interval of the producer's noops; `None` if they are off, in which case dead connections are
     /// not detected.

@@ -11,7 +11,7 @@ pub struct Config {
     pub server_version: ServerVersion,
     /// Name under which the node acknowledges durable writes; `None` if it takes no part in them.
     pub consumer_name: Option<String>,
-    /// Flow-control window in bytes.
+    /// Flow-control buffer in bytes.
     pub buffer_size: u32,
     /// Interval of the producer's noops.
     pub noop_interval: Duration,
