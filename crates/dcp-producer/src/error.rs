@@ -24,13 +24,13 @@ pub enum Error {
          set `password`, or choose a loopback address such as 127.0.0.1"
     )]
     DefaultPassword {
-        /// Address asked for.
+        /// Requested address.
         host: IpAddr,
     },
     /// A node could not open its port.
     #[error("cannot listen on {host}:{port}")]
     Listen {
-        /// Address asked for.
+        /// Requested address.
         host: IpAddr,
         /// Requested port; 0 for any.
         port: u16,
@@ -59,7 +59,7 @@ pub enum Error {
     /// The bucket has no such vBucket.
     #[error("{vbid} does not exist: the bucket has {count} vBuckets")]
     UnknownVbucket {
-        /// vBucket asked for.
+        /// Requested vBucket.
         vbid: Vbid,
         /// vBuckets of the bucket.
         count: u16,
@@ -91,15 +91,15 @@ pub enum Error {
     /// No running node has the vBucket.
     #[error("{vbid} is on no running node: restart its node, fail it over or rebalance")]
     VbucketUnavailable {
-        /// vBucket asked for.
+        /// Requested vBucket.
         vbid: Vbid,
     },
     /// The vBucket has no such replica.
     #[error("{vbid} has no replica {replica}: replicas are numbered from 1")]
     UnknownReplica {
-        /// vBucket asked for.
+        /// Requested vBucket.
         vbid: Vbid,
-        /// Replica asked for.
+        /// Requested replica.
         replica: usize,
     },
     /// The node is not running.
@@ -148,7 +148,7 @@ pub enum Error {
     RollbackBeyondHighSeqno {
         /// vBucket concerned.
         vbid: Vbid,
-        /// Seqno asked for.
+        /// Requested seqno.
         to: Seqno,
         /// Highest seqno of the vBucket.
         high_seqno: Seqno,
@@ -161,7 +161,7 @@ pub enum Error {
     RollbackHistoryGone {
         /// vBucket concerned.
         vbid: Vbid,
-        /// Seqno asked for.
+        /// Requested seqno.
         to: Seqno,
         /// Lowest seqno other than 0 that can be restored.
         oldest: Seqno,

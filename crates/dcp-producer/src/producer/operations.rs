@@ -61,11 +61,11 @@ impl Producer {
     /// Takes a node out of the cluster; replicas of its active vBuckets are promoted.
     ///
     /// A hard failover (`graceful` is `false`) treats the node as dead: its connections are closed
-    /// and it refuses new ones. Of each vBucket, the replica that has received the
-    /// most is promoted, and continues with that ([`set_replica_lag`](Self::set_replica_lag)); its history gets a new branch at the end of
-    /// the last snapshot that it received and persisted completely, or at the start of an
-    /// incomplete one ([`hold_persistence`](Self::hold_persistence)). Without a replica, the
-    /// vBucket is lost until the next rebalance, which creates it again.
+    /// and it refuses new ones. Of each vBucket, the replica that has received the most
+    /// ([`set_replica_lag`](Self::set_replica_lag)) is promoted and continues with that. Its history
+    /// gets a new branch at the end of the last snapshot that it received and persisted completely,
+    /// or at the start of an incomplete one ([`hold_persistence`](Self::hold_persistence)). A
+    /// vBucket without a replica is lost until the next rebalance, which creates it again.
     ///
     /// A graceful failover first lets each replica catch up: histories continue, the node stays
     /// reachable, its streams end with "state changed". If a replica fails to take a vBucket over, or
