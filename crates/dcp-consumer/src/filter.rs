@@ -188,7 +188,7 @@ mod tests {
             [{"name":"_query","uid":"9"},{"name":"_mobile","uid":"a"}]}]}"#;
         let system = Manifest::parse(json.as_bytes()).unwrap();
         let all = Hidden::default().with_transactions();
-        // In no order: the manifest gives it so.
+        // In any order, as the manifest has none.
         let ids = [CollectionId(9), CollectionId(10)];
         let reversed = [CollectionId(10), CollectionId(9)];
         let scope = Some(ScopeId(8));

@@ -320,7 +320,7 @@ mod tests {
             queue.push(Entry::Positions(vec![moved(2, seqno), moved(0, seqno + 1)]));
         }
         pushed(&queue, &link, 1);
-        // What comes after a batch is not told before it.
+        // Positions after a batch do not overtake it.
         queue.push(Entry::Positions(vec![moved(0, 200)]));
         let mut seen = Vec::new();
         let mut context = Context::from_waker(Waker::noop());

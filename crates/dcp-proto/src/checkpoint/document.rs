@@ -158,7 +158,7 @@ impl<'de> Deserialize<'de> for VbidKey {
 pub(super) fn write(checkpoint: &Checkpoint) -> String {
     match &checkpoint.made_with {
         MadeWith::Filter(filter) => {
-            // Earlier releases read what holds nothing that they do not know.
+            // Without these filters, it has the version that earlier releases read.
             let version = if filter.leaves_out() { VERSION } else { VERSION_WITHOUT_ROWS };
             write_version(version, FilterDocument::from(&**filter), checkpoint)
         }

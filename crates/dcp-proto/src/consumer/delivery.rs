@@ -72,7 +72,7 @@ impl Chosen {
 
     /// Notes a chosen collection; returns whether it is new.
     fn add(&mut self, id: CollectionId) -> bool {
-        // Each vBucket tells of a collection once more.
+        // Each vBucket sends the event of a collection again.
         if self.collections.contains(&id) {
             return false;
         }

@@ -115,7 +115,7 @@ fn agent_json(agent: &str, connection_id: &str) -> String {
         if json.len() <= MAX_AGENT_LEN || agent.is_empty() {
             return json;
         }
-        // What is escaped is longer in JSON.
+        // Characters that JSON escapes make it longer.
         agent = cut(agent, agent.len().saturating_sub(1));
     }
 }
