@@ -80,7 +80,7 @@ class ConcurrentWriterError(DcpError):
 
 
 class ConfigError(DcpError, ValueError):
-    """An option is wrong. The text begins with its name."""
+    """An option is wrong. The text says which, usually first, and what it must be."""
 
 
 class ConnectError(DcpError, ConnectionError):
