@@ -2,7 +2,7 @@
 
 Results go to standard output: as tables on a terminal, as JSON lines elsewhere. Everything else
 goes to standard error. The exit status is 0 on success, 1 on failure, 2 if the command line is
-wrong, and 130 after Ctrl-C.
+wrong, 130 after Ctrl-C, and 143 after SIGTERM.
 """
 
 from __future__ import annotations

@@ -228,7 +228,9 @@ _CONNECTION = {
     "bucket": click.option("--bucket", help="Bucket, if CONNSTR does not name it."),
     "username": click.option("--username", help="User name, unless you use a client certificate."),
     "tls_ca": click.option(
-        "--tls-ca", metavar="FILE", help="PEM file with authorities to trust (the system's)."
+        "--tls-ca",
+        metavar="FILE",
+        help="PEM file with authorities to trust (the system's and Capella's).",
     ),
     "tls_certificate": click.option(
         "--tls-certificate", metavar="FILE", help="PEM chain of a client, instead of a user."
