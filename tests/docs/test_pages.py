@@ -8,6 +8,7 @@ Spark run in `tests/spark/test_pages.py`, in the session that is there.
 import contextlib
 import dataclasses
 import gc
+import importlib
 import inspect
 import json
 import re
@@ -102,6 +103,22 @@ def test_the_page_of_options_lists_every_option_in_order():
     assert sorted(first_column(page, "Connection")) == sorted(connection)
     stream = list(inspect.signature(dcp_rs.Client.stream).parameters)[1:]
     assert first_column(page, "Stream") == stream
+
+
+# What has a page of its own, or is on another one.
+ELSEWHERE = {
+    "dcp_rs": {"DcpError", "__version__", "exceptions", "testing"},
+    "dcp_rs.replication": {"replicate"},
+}
+
+
+@pytest.mark.parametrize("name", ["", ".debug", ".replication", ".spark", ".testing"])
+def test_the_reference_lists_every_public_name(name):
+    module = importlib.import_module(f"dcp_rs{name}")
+    page = ROOT / "docs/reference" / f"{name[1:] or 'dcp_rs'}.md"
+    listed = re.findall(r"^::: dcp_rs[\w.]*\.(\w+)$", page.read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed)) >= 4
+    assert set(listed) == set(module.__all__) - ELSEWHERE.get(module.__name__, set())
 
 
 def test_the_readme_lists_every_extra_and_what_it_installs():
