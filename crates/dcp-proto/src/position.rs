@@ -67,8 +67,8 @@ impl Position {
         epoch: 0,
     };
 
-    /// The snapshot range of a stream request from here: a complete snapshot collapses to its end
-    /// (design: "positions", rule 2).
+    /// The snapshot range of a stream request from here. A complete snapshot collapses to its end:
+    /// with its whole range, a branch that began inside it would cause a needless rollback.
     #[must_use]
     pub fn request_snapshot(&self) -> Snapshot {
         if self.seqno == self.snapshot.end {
