@@ -33,7 +33,7 @@ def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluste
     from dcp_rs.testing import EmbeddedCluster
 
     mark = request.node.get_closest_marker("couchbase")
-    # What is not named is no option: it is refused and not left out.
+    # Positional arguments are passed on, so that they are refused instead of ignored.
     args, options = (mark.args, mark.kwargs) if mark else ((), {})
     with EmbeddedCluster(*args, **options) as cluster:
         yield cluster

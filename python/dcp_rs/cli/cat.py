@@ -136,7 +136,7 @@ def _copy(stream: ChangeStream, lines: Lines, store: FileStore | None, limit: in
                 if left <= 0:
                     break
     except BaseException:
-        # Also Ctrl-C is an end.
+        # What was written before Ctrl-C counts.
         if store is not None and is_kept_at_end and written is not None:
             sync()
             store.save(written.checkpoint)

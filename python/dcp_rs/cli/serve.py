@@ -25,7 +25,7 @@ _DEFAULTS = _dcp_rs.defaults()
 _CLUSTER = _DEFAULTS["cluster"]
 
 
-# Options of the cluster and its limits, by their names there.
+# Options of `EmbeddedCluster` and `Limits`, by their names there.
 _SETTINGS: dict[str, dict[str, Any]] = {
     "nodes": {"type": int, "help": f"Number of nodes ({_CLUSTER['nodes']})."},
     "vbuckets": {"type": int, "help": f"Number of vBuckets ({_CLUSTER['vbuckets']})."},

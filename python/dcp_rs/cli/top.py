@@ -97,7 +97,7 @@ def top(
 def _seqnos_of(reader: Reader | None, client: Client) -> Callable[[], dict[int, int]] | None:
     if reader is None:
         return None
-    # What is wrong with it is said at once.
+    # Fails now, not at the first refresh, if the reader cannot be read.
     reader.seqnos(client)
     return lambda: reader.seqnos(client)
 

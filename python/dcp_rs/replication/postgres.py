@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.target import Address, Commit
 
 _STATES = "dcp_rs_replication"
-# What libpq reads as it is meant. Of anything else its error shows a part, maybe of the password.
+# URLs that libpq reads as intended. Its error about any other may show a part of the password.
 _ENCODED = r"%(?!00)[0-9A-Fa-f]{2}"
 _WORD = rf"(?:[^@:/?#%\[\]]|{_ENCODED})*"
 _HOST = rf"(?:\[[^@/?#\[\]]*\]|(?:[^,@:/?#%\[\]]|{_ENCODED})*)(?::[0-9]*)?"

@@ -289,7 +289,7 @@ _QUOTED_OR_NAME = re.compile(r'"[^"]*"|\b[a-z]+(?:_[a-z]+)+\b')
 
 def _unknown(given: str, known: list[str]) -> str:
     if given.lower() == "scope":
-        # It is one of Couchbase's own connector.
+        # Couchbase's own connector has this option.
         return f"there is no option {given}: choose all collections of one with collections=name.*"
     lower = {name.lower(): name for name in known}
     # As in the engine: what is not similar would mislead.
