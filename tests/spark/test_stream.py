@@ -152,8 +152,9 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
         collect(batch, number)
         raise RuntimeError("the first batch fails")
 
-    # Holds back what the first node answers to `latest`, until there are changes above it.
-    condition = {"opcode": "GET_ALL_VB_SEQNOS", "node": 0, "nth": 1}
+    # Holds back what the first node last answers about `latest`, until there is a change above it.
+    own = [vbucket for vbucket in range(64) if cluster.copies_of(vbucket)[0] == 0]
+    condition = {"opcode": "OBSERVE_SEQNO", "node": 0, "nth": len(own)}
     cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": 2}}}])
     running = start(fail, processingTime="0 seconds")
     deadline = time.monotonic() + PATIENCE
@@ -162,7 +163,7 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
         assert time.monotonic() < deadline, "the query does not start"
         time.sleep(0.01)
     keys = (b"first_%d" % n for n in range(10_000))
-    first = next(key for key in keys if cluster.copies_of(cluster.vbucket_of(key))[0] == 0)
+    first = next(key for key in keys if cluster.vbucket_of(key) in own)
     cluster.upsert(first, b"{}")
     with pytest.raises(Exception, match="the first batch fails"):
         running.awaitTermination(PATIENCE)

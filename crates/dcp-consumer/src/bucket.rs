@@ -440,11 +440,7 @@ mod tests {
     }
 
     /// Serves a map, and the high seqno of a vBucket if the node has it, until aborted.
-    fn serve(
-        listener: TcpListener,
-        map: String,
-        high_seqno: Option<(Vbid, Seqno)>,
-    ) -> AbortHandle {
+    fn serve(listener: TcpListener, map: String, high_seqno: Option<(Vbid, Seqno)>) -> AbortHandle {
         let map: &'static [u8] = Vec::leak(map.into_bytes());
         let mut seqnos = Vec::new();
         encode_vb_seqnos(high_seqno, &mut seqnos);

@@ -164,15 +164,19 @@ async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_
     let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap()[0] == 2;
     let vbid = (0..12).map(Vbid).find(is_on).unwrap();
     let stream = endless(&producer, |options| options.vbuckets = Some(vec![vbid])).await;
+    let opened = async || {
+        let is_opened = |event: &StreamEvent| matches!(event, StreamEvent::Opened { .. });
+        while !stream.take_events().iter().any(is_opened) {
+            sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, opened()).await.expect("it is not opened");
     // The node stays reachable, and as many nodes remain as the stream has connections then.
     producer.failover(2, true).unwrap();
     let moved = async {
-        let mut opened = 0;
-        while opened < 2 || stream.stats().connections > 1 {
+        opened().await;
+        while stream.stats().connections > 1 {
             sleep(Duration::from_millis(10)).await;
-            let events = stream.take_events();
-            let is_opened = |event: &&StreamEvent| matches!(event, StreamEvent::Opened { .. });
-            opened += events.iter().filter(is_opened).count();
         }
     };
     timeout(PATIENCE, moved).await.expect("it is kept");
