@@ -3,9 +3,11 @@
 # accesses, including those of the libraries compiled into it.
 # Usage: scripts/sanitize.sh [PYTEST ARGUMENT ...]
 #
-# Uses gcc's runtime, preloaded into Python. Leaks are not detected, since Python does not free all
-# memory on exit. Skipped unless named: tests that measure memory, tests with PostgreSQL, which does
-# not start under the runtime, and one test whose forked child hangs in it.
+# Uses gcc's runtime, preloaded into Python together with the C++ library: the runtime aborts at an
+# exception of a library that Python loads later, such as DuckDB, if it found none at the start. Leaks
+# are not detected, since Python does not free all memory on exit. Skipped unless named: tests that
+# measure memory, tests with PostgreSQL, which does not start under the runtime, and one test whose
+# forked child hangs in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +15,7 @@ folder=$PWD/.state/asan
 host=$(rustc -vV | sed -n 's/^host: //p')
 runtime=$(gcc -print-file-name=libasan.so)
 [ -e "$runtime" ] || { echo "dcp_rs: gcc has no libasan.so: install it with gcc" >&2; exit 1; }
-runtime=$(readlink -f "$runtime")
+runtime=$(readlink -f "$runtime"):$(gcc -print-file-name=libstdc++.so.6)
 
 # An unstable option, enabled by RUSTC_BOOTSTRAP. With --target, build scripts and macros are built
 # without it.
