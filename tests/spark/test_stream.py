@@ -157,16 +157,19 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
     condition = {"opcode": "OBSERVE_SEQNO", "node": 0, "nth": len(own)}
     cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": 2}}}])
     running = start(fail, processingTime="0 seconds")
-    deadline = time.monotonic() + PATIENCE
-    while cluster.fault_counts() != [1]:
-        assert running.exception() is None
-        assert time.monotonic() < deadline, "the query does not start"
-        time.sleep(0.01)
-    keys = (b"first_%d" % n for n in range(10_000))
-    first = next(key for key in keys if cluster.vbucket_of(key) in own)
-    cluster.upsert(first, b"{}")
-    with pytest.raises(Exception, match="the first batch fails"):
-        running.awaitTermination(PATIENCE)
+    try:
+        deadline = time.monotonic() + PATIENCE
+        while cluster.fault_counts() != [1]:
+            assert running.exception() is None
+            assert time.monotonic() < deadline, "the query does not start"
+            time.sleep(0.01)
+        keys = (b"first_%d" % n for n in range(10_000))
+        first = next(key for key in keys if cluster.vbucket_of(key) in own)
+        cluster.upsert(first, b"{}")
+        with pytest.raises(Exception, match="the first batch fails"):
+            running.awaitTermination(PATIENCE)
+    finally:
+        running.stop()
     cluster.upsert(b"meanwhile", b"{}")
     assert batches == [[first.decode()]]
     ended = start(collect, availableNow=True)
