@@ -33,7 +33,8 @@ export ASAN_OPTIONS=detect_leaks=0:abort_on_error=1:log_path=$folder/report
 rm -f "$folder"/report.*
 if [ $# -eq 0 ]; then
     set -- tests/python -q --ignore tests/python/test_scale.py --ignore tests/python/test_soak.py \
-        -k "not postgres and not variants_in_duckdb_alone and not forked_child_logs_too"
+        -k "not postgres and not in_autocommit_mode and not variants_in_duckdb_alone \
+            and not forked_child_logs_too"
 fi
 failed=0
 .state/venv/bin/python -m pytest -p no:cacheprovider --timeout 600 \

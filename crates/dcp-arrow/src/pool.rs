@@ -7,7 +7,9 @@ use arrow_array::StringArray;
 use arrow_buffer::Buffer;
 
 use crate::repeated::RepeatedTexts;
-use crate::values::MOSTLY_USED;
+
+/// A block is lent and kept if at least one part in this many is used.
+pub(crate) const MOSTLY_USED: usize = 4;
 
 /// Keeps freed column memory for later batches, up to a limit in bytes.
 ///

@@ -9,8 +9,9 @@ use dcp_wire::{Datatype, DecodeError, ManifestUid, snappy, xattr};
 use serde_json::json;
 
 use crate::columns::{Columns, Content, NO_CHANGE, NO_COLLECTION, only_scope};
+use crate::pool::MOSTLY_USED;
 use crate::rows::{RowKind, unrepresentable};
-use crate::values::{Full, MOSTLY_USED};
+use crate::values::Full;
 use crate::xattrs::check;
 use crate::{BatchLimits, BufferPool, CollectionNames, Column, PendingBatch, TableSchema};
 

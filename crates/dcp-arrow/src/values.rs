@@ -6,6 +6,7 @@ use arrow_buffer::{Buffer, NullBuffer, OffsetBuffer, ScalarBuffer};
 use dcp_wire::message::MutationView;
 use dcp_wire::{Datatype, DecodeError, snappy};
 
+use crate::pool::MOSTLY_USED;
 use crate::{BatchLimits, BufferPool};
 
 /// Builder of a column of byte strings.
@@ -22,9 +23,6 @@ pub(crate) struct BytesColumn {
 
 /// Keys up to this length are copied with a few instructions.
 const SHORT: usize = 32;
-
-/// A block is kept if at least one part in this many is used.
-pub(crate) const MOSTLY_USED: usize = 4;
 
 /// Number of bytes to initialize at a time.
 const GROWTH: usize = 64 * 1024;
