@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _STATE = b"dcp_rs.state"
 _LOCK = ".dcp_rs.lock"
-# Of the number of a commit, in the name of its file.
+# Digits of a commit's number, which names its file.
 _DIGITS = 12
 
 

@@ -52,10 +52,10 @@ impl<S: BatchSink> Cluster<S> {
                 _ => None,
             })
         };
-        let is_old = up().count() == 1 && self.reconciler.has_waited(now, POLL_MAP);
+        let may_be_old = up().count() == 1 && self.reconciler.has_waited(now, POLL_MAP);
         // A random one: a fixed choice might be dead without being detected.
         let asked = up().choose(&mut self.randomness);
-        if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) || is_old {
+        if asked.is_none_or(|commands| commands.send(Command::FetchMap).is_err()) || may_be_old {
             self.fetch_map();
         }
     }

@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite};
 use super::{answer_noop, asked_for, lost, malformed, refused, unencodable, write};
 use crate::{Error, StreamOptions};
 
-/// Bytes from which on they are acknowledged at once: a quarter of the smallest window.
+/// Number of bytes that is acknowledged at once: a quarter of the smallest flow-control buffer.
 const ACK_FROM: u64 = StreamOptions::MIN_BUFFER_SIZE as u64 / 4;
 
 /// Requests an empty stream from each of these positions: `None` if the server would resume there,
@@ -101,7 +101,7 @@ where
     Ok(verdicts)
 }
 
-/// Acknowledges bytes that count towards the connection's window.
+/// Acknowledges bytes that count towards the connection's flow-control buffer.
 async fn acknowledge<IO: AsyncWrite + Unpin>(io: &mut IO, bytes: u64) -> Result<(), Error> {
     let mut ack = BytesMut::new();
     let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
