@@ -442,7 +442,7 @@ class Client(Bucket):
     def close(self) -> None:
         """Closes the client and the streams it has opened.
 
-        To read on from them raises a `dcp_rs.exceptions.ClosedError`.
+        Reading on from one raises `dcp_rs.exceptions.ClosedError`.
         """
         self._inner.close()
         self._is_closed = True

@@ -83,7 +83,7 @@ class ObjectStore:
 
     @property
     def _obstore(self) -> Any:
-        """The library, which is no attribute because a module cannot be pickled."""
+        """The library. Not an attribute, because a module cannot be pickled."""
         import obstore
 
         return obstore

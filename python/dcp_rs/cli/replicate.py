@@ -80,7 +80,7 @@ def replicate(
             )
         reporter.finish(show(done))
     except Exception as error:
-        # A target raises its library's errors, which have various classes, or are of no other.
+        # A target raises its library's errors: of various classes, or a plain `Exception`.
         origin = type(error).__module__.partition(".")[0]
         if origin in _SHOWN_AS_THEY_ARE and type(error) is not Exception:
             raise
