@@ -32,8 +32,9 @@ def main(connection_string: str, folder: str) -> None:
         .start()
     )
     query.awaitTermination()
-    rows = deltalake.DeltaTable(Path(folder, "table")).to_pyarrow_table(columns=["name"])
-    print(f"{len(query.recentProgress)} batches, {rows.num_rows} documents")
+    table = deltalake.DeltaTable(Path(folder, "table"))
+    names = deltalake.QueryBuilder().register("t", table).execute("SELECT name FROM t").read_all()
+    print(f"{len(query.recentProgress)} batches, {names.num_rows} documents")
 
 
 if __name__ == "__main__":
