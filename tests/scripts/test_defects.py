@@ -182,7 +182,7 @@ def test_the_page_on_reliability_names_tests_that_exist_and_one_for_each_scenari
     named = re.findall(r"`([\w./-]+\.(?:rs|py): \w+)`", page)
     assert len(named) > 25
     assert [test for test in named if not exists(test)] == []
-    table = page.partition("## What other clients learned the hard way\n")[2].partition("\n## ")[0]
+    table = page.partition("## Bugs of other clients and servers\n")[2].partition("\n## ")[0]
     rows = re.findall(r"^\| [^|]+ \| [^|]+ \| ([^|]+) \|$", table, re.MULTILINE)
     assert len(rows) > 30
     assert [row for row in rows[1:] if not re.fullmatch(r"`[^`]+: \w+`", row)] == []
