@@ -405,8 +405,8 @@ def measure_node(
         parts += node_table(f"{value_len} B", samples)
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
-        f"vBuckets, {chosen.changes:,} changes, window 8 MiB, five changes a write with 3 us of "
-        f"work each, sent with {sent_by}. "
+        f"vBuckets, {chosen.changes:,} changes, flow-control buffer 8 MiB, five changes a "
+        f"write with 3 us of work each, sent with {sent_by}. "
         + ("Source and client pinned to a core each. " if of_client is not None else "")
         + "Processor time, waits and peak are those of the whole process, start-up included. "
         f"{machine}; load at the end of each size: {', '.join(load)}. {versions()}."
@@ -431,10 +431,10 @@ def measure_options(
     machine = first_line(str(chosen.program), "machine")
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; {chosen.changes:,} JSON "
-        f"documents of 256 B with five fields, keys of 19 B in {VBUCKETS} vBuckets, window 8 MiB, "
-        f"from a source that writes as a node does; dcp_rs in Python, start-up included "
-        f'in processor time; `make bench-peers ARGS="--only options"`. {machine}; load at the '
-        f"end: {load}."
+        f"documents of 256 B with five fields, keys of 19 B in {VBUCKETS} vBuckets, flow-control "
+        f"buffer 8 MiB, from a source that writes as a node does; dcp_rs in Python, start-up "
+        f'included in processor time; `make bench-peers ARGS="--only options"`. {machine}; load '
+        f"at the end: {load}."
     )
     parts = options_table(samples)
     if chosen.no_write:
@@ -462,8 +462,8 @@ def measure_embedded(
         parts += table(f"{value_len} B", medians)
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
-        f"vBuckets, {chosen.changes:,} changes (half as many of 4 KiB), window 8 MiB, from the "
-        "disk image. "
+        f"vBuckets, {chosen.changes:,} changes (half as many of 4 KiB), flow-control buffer "
+        "8 MiB, from the disk image. "
         + ("Cluster and client pinned to a core each. " if of_client is not None else "")
         + "Processor time and peak are those of the whole process, start-up included; elapsed "
         f"time begins with the first stream request. {machine}; load at the end of each size: "
@@ -496,7 +496,7 @@ def measure_memory(
     shape = (
         f"Medians of {chosen.rounds} rounds after one in which the streams were recorded; s per "
         f"million changes; {chosen.changes:,} changes (half as many of 4 KiB) in {VBUCKETS} "
-        f"vBuckets, window 8 MiB, sent with {sent_by}. "
+        f"vBuckets, flow-control buffer 8 MiB, sent with {sent_by}. "
         + ("Source and client pinned to a core each. " if of_client is not None else "")
         + f"{machine}; load at the end of each size: {', '.join(load)}. {versions()}."
     )

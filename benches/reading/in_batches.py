@@ -84,7 +84,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     spark = session()
     spark.dataSource.register(cached_source.CachedDataSource)
-    figures: dict[str, list[dict[str, int]]] = {"cached": [], "ours": []}
+    figures: dict[str, list[dict[str, int]]] = {"cached": [], "dcp_rs": []}
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=job["vbuckets"]) as producer,
         tempfile.TemporaryDirectory() as folder,
@@ -114,8 +114,8 @@ def main() -> None:
             with writing(producer, keys):
                 figures["cached"] += durations(cached, f"{at}-cached")
                 options["numPartitions"] = str(tasks)
-                ours = spark.readStream.format("couchbase.dcp").options(**options).load()
-                figures["ours"] += durations(ours, f"{at}-ours")
+                read = spark.readStream.format("couchbase.dcp").options(**options).load()
+                figures["dcp_rs"] += durations(read, f"{at}-read")
     spark.stop()
     middle = {
         name: {
@@ -124,7 +124,7 @@ def main() -> None:
         }
         for name, samples in figures.items()
     }
-    ratio = middle["ours"]["triggerExecution"] / middle["cached"]["triggerExecution"]
+    ratio = middle["dcp_rs"]["triggerExecution"] / middle["cached"]["triggerExecution"]
     for name, parts in middle.items():
         told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
         of_cached = "" if name == "cached" else f"{ratio:.0%}"

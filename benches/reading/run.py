@@ -202,13 +202,13 @@ def carried(documents: int, rounds: int) -> list[str]:
     names = {"collections": ["measured.documents"]}
     nodes = [Case(f"{n} nodes", {**source, "nodes": n}) for n in (2, 4)]
     windows = [
-        Case(f"window {size >> 10} KiB", source, {"connection": {"buffer_size": size}})
+        Case(f"flow-control buffer {size >> 10} KiB", source, {"connection": {"buffer_size": size}})
         for size in (256 << 10, 1 << 20, 32 << 20)
     ]
     xattrs = {**source, "xattrs": True}
     words = {**source, "words": True, "value_len": 1024, "documents": documents // 4}
     cases = [
-        Case("1 node, window 8 MiB", source),
+        Case("1 node, flow-control buffer 8 MiB", source),
         Case("TLS", {**source, "tls": True}),
         Case("xattrs sent and taken", xattrs, {"options": {"include": "xattrs"}}),
         Case("one collection", {**source, "collection": True}, {"options": names}),
@@ -323,7 +323,7 @@ def latency(program: Path, writes: int, rounds: int) -> list[str]:
         "wire to Python, linger 100 ms": [],
         "wire to Python, each after a second of silence": [],
         "the same, linger 100 ms": [],
-        "write to Python, through the producer": [],
+        "write to Python, through the embedded cluster": [],
     }
     sent, lingering, alone, alone_lingering, written = ways.values()
     for _ in range(rounds):
@@ -399,8 +399,8 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
         job["program"] = str(program)
         read_lines = in_spark("in_spark.py", job)
     head = (
-        f"| Spark, {documents:,} rows of 256 B | cached, the producer drained beside it "
-        "| cached, as many bytes beside it | read | of the first | of the second |"
+        f"| Spark, {documents:,} rows of 256 B | cached, while the cluster sends to a drain "
+        "| cached, while as many bytes are sent | read | of the first | of the second |"
     )
     return [head, "|---|---|---|---|---|---|", *read_lines, ""]
 
