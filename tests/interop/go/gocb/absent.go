@@ -19,7 +19,7 @@ var absent = []call{
 	),
 	{"`Scan` of a sample", func(t *trial) string {
 		t.ok(drain(t.collection().Scan(gocb.SamplingScan{Limit: 3}, nil)))
-		return "differs: finds nothing, since the SDK passes over the refusal"
+		return "differs: finds nothing, because the SDK ignores the refusal"
 	}},
 	refused("`Query`, of the cluster and of a scope",
 		func(t *trial) error { _, err := t.sdk.Query("SELECT 1", nil); return err },
