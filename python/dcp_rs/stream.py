@@ -152,11 +152,14 @@ class ChangeStream:
     * As an Arrow C stream: `pyarrow.table(stream)`, `polars.DataFrame(stream)`,
       `duckdb.from_arrow(pyarrow.RecordBatchReader.from_stream(stream))`. This consumes the stream:
       it works once, and you cannot iterate over the stream afterwards. The library raises its own
-      errors, with the text of ours, even for Ctrl-C.
+      errors, with the text of dcp_rs's error, even for Ctrl-C.
 
     Taking the next batch acknowledges the previous one, which lets the server send more. You may
     keep batches for as long as you like. With `ack="manual"`, the stream waits for
     `dcp_rs.ChangeStream.ack` instead, and can be read only in the first two ways.
+
+    If the stream fails, taking the next batch raises a `dcp_rs.DcpError` once; then the stream is
+    over. It can be resumed from its `checkpoint`.
 
     A stream is a context manager, for `with` and `async with`. Closing it closes its connections.
 

@@ -58,10 +58,10 @@ class Layout:
 
     @classmethod
     def of(cls, mode: Mode, document_schema: str | pa.Schema | DocumentSchema | None) -> Layout:
-        """Makes the layout of a mode.
+        """Creates the layout for a mode.
 
         Raises:
-            ConfigError: The schema is none, or contradicts the columns.
+            ConfigError: The schema is not one, or contradicts the columns.
         """
         if isinstance(document_schema, DocumentSchema) and document_schema.schema is None:
             raise ConfigError(
@@ -124,12 +124,13 @@ class Layout:
 
 @dataclass
 class Reduced:
-    """What changes come to, in a table.
+    """The effect of changes on a table.
 
     Attributes:
         written: Newest version of each document that was written, columns as read.
         deletes: Identities of the documents that were removed.
-        cleared: vBuckets by collection and epoch whose documents of before these changes are gone.
+        cleared: vBuckets by collection and epoch, whose documents from before these changes are
+            gone.
     """
 
     written: pa.Table
@@ -139,8 +140,8 @@ class Reduced:
     def removals(self, generation: int) -> list[str]:
         """Returns the conditions that select the rows of collections that were cleared.
 
-        Those of smaller epochs and generations are left to the end of the catch-up that reads them
-        again: a collection begins in it again, too.
+        Rows of smaller epochs and generations stay until the end of the catch-up that reads them
+        again, in which the collection begins again too.
         """
         return [
             f"collection_id = {collection} AND generation = {generation} AND epoch = {epoch}"
@@ -249,7 +250,7 @@ class FirstSnapshots:
         self._ends: dict[int, int] = dict.fromkeys(seen, -1)
 
     def hold(self, changes: pa.Table) -> bool:
-        """Whether all documents of the changes, which follow the last ones, are in them."""
+        """Whether all documents of the next changes belong to these first snapshots."""
         if not self._is_possible:
             return False
         ends = (

@@ -1,9 +1,9 @@
 """The loop that keeps a target in step.
 
-A *catch-up* reads to what there is now and ends; whatever had to be read again from its beginning,
-a whole generation or a vBucket that was rolled back, has then been read again, and the rows of
-before go in the commit that ends it. Then changes are *followed* as they come, until the next
-rollback or collection that has to be read anew.
+A *catch-up* reads up to what the bucket has now, and ends. By then, everything that had to be read
+again from its beginning has been read: a whole generation, or a vBucket that was rolled back. The
+commit that ends the catch-up removes the older rows. Then changes are *followed* as they come,
+until the next rollback or collection that has to be read again.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class DeltaTarget:
     synced before.
 
     Args:
-        folder: Folder of the table; made if it is not there.
+        folder: Folder of the table; created if it does not exist.
 
     Raises:
         ImportError: deltalake is not installed.
@@ -48,7 +48,7 @@ class DeltaTarget:
 
     @classmethod
     def at(cls, address: Address) -> DeltaTarget:
-        """Makes the target of `delta:///folder`.
+        """Creates the target for `delta:///folder`.
 
         Raises:
             ConfigError: There is no folder, or an option.

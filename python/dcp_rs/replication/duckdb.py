@@ -41,8 +41,8 @@ class DuckDBTarget:
         DuckDBTarget('travel.duckdb', 'airlines')
 
     Args:
-        path: The database's file; made if it is not there.
-        table: Name of the table, as `table` or `schema.table`; made if it is not there.
+        path: The database's file; created if it does not exist.
+        table: Name of the table, as `table` or `schema.table`; created if it does not exist.
         value_format: Type of the column `value`: `json`, or `variant`.
 
     Raises:
@@ -71,7 +71,7 @@ class DuckDBTarget:
 
     @classmethod
     def at(cls, address: Address) -> DuckDBTarget:
-        """Makes the target of `duckdb:///path?table=name&value_format=json`.
+        """Creates the target for `duckdb:///path?table=name&value_format=json`.
 
         The table is `documents` by default.
 

@@ -26,7 +26,8 @@ class IcebergTarget:
 
     Args:
         catalog: Catalog of pyiceberg, as `pyiceberg.catalog.load_catalog` gives it.
-        table: Name of the table with its namespace, as `namespace.table`; made if not there.
+        table: Name of the table with its namespace, as `namespace.table`; created if it does not
+            exist.
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
@@ -39,7 +40,7 @@ class IcebergTarget:
 
     @classmethod
     def at(cls, address: Address) -> IcebergTarget:
-        """Makes the target of `iceberg:///folder?table=namespace.name`.
+        """Creates the target for `iceberg:///folder?table=namespace.name`.
 
         The folder holds the tables, and `catalog.db`, an SQLite database, the catalog. With
         `iceberg://name?table=namespace.name`, pyiceberg's configuration says where the catalog of

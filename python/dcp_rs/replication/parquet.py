@@ -32,7 +32,7 @@ class ParquetTarget:
     then renamed. Its footer has the state. The folder is locked while it is open.
 
     Args:
-        folder: The folder; made if it is not there.
+        folder: The folder; created if it does not exist.
 
     Raises:
         ImportError: PyArrow is not installed.
@@ -48,7 +48,7 @@ class ParquetTarget:
 
     @classmethod
     def at(cls, address: Address) -> ParquetTarget:
-        """Makes the target of `parquet:///folder`.
+        """Creates the target for `parquet:///folder`.
 
         Raises:
             ConfigError: There is no folder, or an option.

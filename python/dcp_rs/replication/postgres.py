@@ -45,7 +45,7 @@ class PostgresTarget:
 
     Args:
         uri: Database, as libpq has it: `postgresql://user@host/database`.
-        table: Name of the table, as `table` or `schema.table`; made if it is not there.
+        table: Name of the table, as `table` or `schema.table`; created if it does not exist.
 
     Raises:
         ImportError: adbc-driver-postgresql is not installed.
@@ -68,7 +68,7 @@ class PostgresTarget:
 
     @classmethod
     def at(cls, address: Address) -> PostgresTarget:
-        """Makes the target of `postgresql://user@host/database?table=name`.
+        """Creates the target for `postgresql://user@host/database?table=name`.
 
         The table is `documents` by default; other options are libpq's.
 

@@ -44,7 +44,7 @@ class State:
         return self.complete_generation < self.generation
 
     def to_json(self) -> str:
-        """Returns the state as a JSON document, the checkpoint's with its checksum in it."""
+        """Returns the state as a JSON document, which contains the checkpoint with its checksum."""
         return json.dumps(
             {
                 "format": _FORMAT,
@@ -62,10 +62,10 @@ class State:
 
     @classmethod
     def from_json(cls, text: str) -> State:
-        """Reads a document of `to_json`.
+        """Reads a document that `to_json` returned.
 
         Raises:
-            CheckpointError: It is damaged, or of a newer release.
+            CheckpointError: The document is damaged, or of a newer release.
         """
         try:
             found = json.loads(text)

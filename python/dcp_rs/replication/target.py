@@ -98,7 +98,7 @@ def check_key(keys: Iterable[Iterable[str]], table: str) -> None:
         table: Name of the table, for the error.
 
     Raises:
-        ConfigError: It is not: it was made for a log, or by somebody else.
+        ConfigError: It is not, because it was created for a log or by another program.
     """
     if all(set(key) != set(IDENTITY) for key in keys):
         raise ConfigError(
@@ -132,16 +132,16 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
 
 
 def has_variant(kind: pa.DataType) -> bool:
-    """Whether a type is a VARIANT, or has one in it."""
+    """Whether a type is or contains a VARIANT."""
     parts = [kind.field(index) for index in range(kind.num_fields)]
     return any(b"variant" in (part.metadata or {}) or has_variant(part.type) for part in parts)
 
 
 def refuse_variants(schema: pa.Schema, library: str) -> None:
-    """Checks that no column is a VARIANT, or has one in it.
+    """Checks that no column is or contains a VARIANT.
 
     Raises:
-        ConfigError: One is.
+        ConfigError: A column does.
     """
     for column in schema:
         if has_variant(column.type):
@@ -149,7 +149,7 @@ def refuse_variants(schema: pa.Schema, library: str) -> None:
 
 
 def variant_refused(column: str, library: str) -> ConfigError:
-    """Makes the error of a VARIANT in a column that a library cannot write it to."""
+    """Returns the error for a VARIANT column that a library cannot write."""
     return ConfigError(
         f"document_schema: {column} is a VARIANT, which {library} cannot write: declare it as "
         "STRING, which stores its JSON"
@@ -157,7 +157,7 @@ def variant_refused(column: str, library: str) -> ConfigError:
 
 
 def overtaken(table: str) -> ConcurrentWriterError:
-    """Makes the error of a state that is not that of the commit before."""
+    """Returns the error for a state that another process has changed."""
     return ConcurrentWriterError(
         f"another process writes to {table}, since its state is not that of this process's last "
         "commit: let one of them write, and start it again"
@@ -166,18 +166,18 @@ def overtaken(table: str) -> ConcurrentWriterError:
 
 @dataclass(frozen=True)
 class Address:
-    """A target's URL, taken apart.
+    """A parsed URL of a target.
 
     Attributes:
-        scheme: Which target.
-        host: What stands before the path.
-        path: Path of the URL.
-        options: What stands after the question mark.
-        url: The URL without `table`.
+        scheme: Kind of target, such as `duckdb`.
+        host: User, host and port; empty for a path on this machine.
+        path: Path of the URL, decoded.
+        options: Options after the question mark, by name.
+        url: The URL without the option `table`.
     """
 
     scheme: str
-    # It may have a password in it, as the options and the URL may.
+    # May contain a password, like the options and the URL.
     host: str = field(repr=False)
     path: str
     options: dict[str, str] = field(repr=False)
@@ -185,10 +185,10 @@ class Address:
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """Takes a URL apart.
+        """Parses a URL.
 
         Raises:
-            ConfigError: It is none.
+            ConfigError: The text is not a URL.
         """
         try:
             # A # is part of a path or a password, as SQL libraries take it.
@@ -201,10 +201,10 @@ class Address:
         return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
 
     def allow(self, *names: str) -> None:
-        """Checks that there are no options but these.
+        """Checks that the URL has no other options than these.
 
         Raises:
-            ConfigError: There are.
+            ConfigError: It has another option.
         """
         unknown = sorted(self.options.keys() - set(names))
         if unknown:
@@ -217,7 +217,7 @@ class Address:
         """Returns the path of a target on this machine.
 
         Raises:
-            ConfigError: There is none, or a host before it: `duckdb://data/file` is not
+            ConfigError: The URL has no path, or has a host before it: `duckdb://data/file` is not
                 `duckdb:///data/file`.
         """
         if self.host:
@@ -231,10 +231,10 @@ class Address:
 
 
 def quote(name: str) -> str:
-    """Returns a name as SQL has it, `schema.table` part by part."""
+    """Returns a name quoted for SQL, `schema.table` part by part."""
     return ".".join(map(quote_column, name.split(".")))
 
 
 def quote_column(name: str) -> str:
-    """Returns the name of a column as SQL has it."""
+    """Returns the name of a column quoted for SQL."""
     return '"' + name.replace('"', '""') + '"'

@@ -23,10 +23,9 @@ _Answer = TypeVar("_Answer")
 class Driver:
     """Plans reads of one bucket over connections that it keeps. A context manager.
 
-    Opens nothing before it is asked. The first contact may take the connect timeout; after that the
-    planner waits for a cluster that is away as long as `retryTimeout` says. Every error that it
-    raises is a `dcp_rs.spark.SparkReadError` or a
-    `dcp_rs.exceptions.ConfigError`.
+    It connects at the first request, which fails after the connect timeout. After that, it waits
+    for an unavailable cluster for up to `retryTimeout`. Every error that it raises is a
+    `dcp_rs.spark.SparkReadError` or a `dcp_rs.exceptions.ConfigError`.
     """
 
     def __init__(self, options: ReadOptions) -> None:
@@ -44,16 +43,16 @@ class Driver:
         return self._ask(doing, lambda planner: planner.latest(self._plan()))
 
     def fix_target(self) -> None:
-        """Lets no read go beyond what may be read now."""
+        """Ends every later read at what may be read now."""
         doing = "asking for the newest seqnos"
         self._ask(doing, lambda planner: planner.fix_target(self._plan()))
 
     def head(self) -> Offsets | None:
-        """Returns offsets after what the server had when the last end was chosen. Asks nothing."""
+        """Returns the server's offsets when the last end was chosen. Makes no request."""
         return None if self._planner is None else self._planner.head()
 
     def parse(self, text: str) -> Offsets | dcp_rs.Checkpoint:
-        """Reads where a read begins: offsets that an earlier one ended with, or a checkpoint.
+        """Parses the start of a read: the offsets at which an earlier one ended, or a checkpoint.
 
         Raises:
             SparkReadError: It is neither.
@@ -94,7 +93,7 @@ class Driver:
     def partitions(
         self, start: Offsets | dcp_rs.Checkpoint, end: Offsets, *, is_last: bool = False
     ) -> list[Partition]:
-        """Returns what the tasks of a read are.
+        """Returns the partitions of a read, one for each task.
 
         Raises:
             SparkReadError: As `dcp_rs.spark.driver.Driver.end`.
@@ -127,7 +126,7 @@ class Driver:
         ]
 
     def close(self) -> None:
-        """Closes the connections; they are made again when needed."""
+        """Closes the connections; the next request opens new ones."""
         client, self._client, self._planner = self._client, None, None
         if client is not None:
             client.close()
