@@ -324,7 +324,7 @@ impl Bucket {
     /// # Errors
     /// [`ErrorKind::BucketNotFound`] if the node has another bucket of the name, whose changes must
     /// not be taken for those of this one. If its map is older, that may be temporary: the node
-    /// lags; or its cluster was set up anew, where revisions start over.
+    /// lags, or its cluster was set up again, so that revisions start over.
     fn adopt(&self, config: BucketConfig, from: &Address) -> Result<(), Error> {
         let other = (!self.is_own(&config)).then(|| config.uuid().to_owned());
         self.apply(config);

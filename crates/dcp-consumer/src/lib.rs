@@ -18,7 +18,7 @@
 //! # }
 //! ```
 //!
-//! # What is promised
+//! # Guarantees
 //!
 //! * Every change is delivered at least once, and within a vBucket in the order of seqnos.
 //! * A checkpoint covers what was delivered with it and before it, and nothing else. Resuming from

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use dcp_wire::{Cas, CollectionId, Seqno, Vbid};
 use thiserror::Error;
 
-/// Why the producer could not start, or could not perform an operation.
+/// Why the cluster could not start, or could not perform an operation.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {

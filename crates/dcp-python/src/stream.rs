@@ -232,7 +232,7 @@ impl ChangeStream {
         Ok(AsyncTurn { turn: self.shared.get()?.new_turn(), call: Mutex::default() })
     }
 
-    /// Gives up the reader's turn.
+    /// Releases the reader's turn.
     fn leave(&self, py: Python<'_>, turn: &AsyncTurn) {
         if let Some(shared) = self.shared.own() {
             py.detach(|| shared.leave(turn.turn));

@@ -21,7 +21,7 @@ LIBRARY = "deltalake"
 _OWNER = "dcp_rs.application"
 # How long to retry a commit that conflicts with others, such as OPTIMIZE.
 _PATIENCE = 30.0
-# A column of the source of a merge; documents have none of this name.
+# A column of the source of a merge; no field of a document may have this name.
 _IS_DELETED = "_dcp_rs_is_deleted"
 _COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation)\b")
 

@@ -138,19 +138,19 @@ impl Kind {
 ///
 /// | type | JSON | Arrow |
 /// |---|---|---|
-/// | `STRING` | text; anything else as the JSON text it is | utf8 |
+/// | `STRING` | text; any other value as its JSON text | utf8 |
 /// | `BOOLEAN` | `true`, `false` | bool |
 /// | `TINYINT`, `SMALLINT`, `INT`, `BIGINT` | a number without fraction and exponent, in range | int8 to int64 |
 /// | `FLOAT`, `DOUBLE` | a number that is finite as such | float32, float64 |
-/// | `DECIMAL(p, s)` | a number, also as a text; rounded half up | decimal128 |
+/// | `DECIMAL(p, s)` | a number, or text that contains one; rounded half up | decimal128 |
 /// | `DATE` | `2024-02-29` | date32 |
-/// | `TIMESTAMP` | ISO 8601, in UTC if it does not say; or whole seconds since 1970 | timestamp\[us, UTC\] |
+/// | `TIMESTAMP` | ISO 8601, in UTC without an offset; or whole seconds since 1970 | timestamp\[us, UTC\] |
 /// | `TIMESTAMP_NTZ` | ISO 8601 without an offset | timestamp\[us\] |
 /// | `BINARY` | a base64 string | binary |
 /// | `VARIANT` | anything but `null` | Spark's variant: a struct of `value` and `metadata` |
 /// | `ARRAY<type>` | an array | list |
 /// | `MAP<STRING, type>` | an object | map |
-/// | `STRUCT<name: type, ...>` | an object; other fields are passed over | struct |
+/// | `STRUCT<name: type, ...>` | an object; other fields are ignored | struct |
 ///
 /// Every column is nullable: a field may be missing or `null`.
 #[derive(Clone, PartialEq, Eq)]

@@ -126,7 +126,7 @@ impl DurableWrites {
         self.outstanding.get(&prepared).is_some_and(|write| write.may_be_visible)
     }
 
-    /// Gives up the writes to what was dropped: nothing can complete them.
+    /// Forgets the writes to collections that were dropped: nothing can complete them.
     pub(super) fn drop_documents(&mut self, is_dropped: impl Fn(CollectionId) -> bool) {
         self.outstanding.retain(|_, write| !is_dropped(write.collection_id));
     }
@@ -210,7 +210,7 @@ impl DurableWrites {
     }
 }
 
-/// The end of the durable write that `prepare` began, in its place.
+/// The commit or abort that completes the durable write `prepare`, to store in its place.
 pub(super) fn completed(prepare: Item, is_commit: bool) -> Item {
     let prepared = prepare.seqno;
     match prepare.kind {

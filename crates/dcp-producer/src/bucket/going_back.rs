@@ -99,8 +99,8 @@ impl VBucket {
         self.warm_up(Some(vbuuid));
     }
 
-    /// Goes on with what was on disk; an active copy on the branch `vbuuid` if something else may
-    /// have been lost.
+    /// Continues with what was on disk; an active copy does so on the branch `vbuuid`, if anything
+    /// else may have been lost.
     pub(super) fn warm_up(&mut self, vbuuid: Option<Vbuuid>) {
         if self.state != VBucketState::Active {
             self.snapshot = self.persisted_snapshot;

@@ -22,7 +22,7 @@ impl Command<'_, '_> {
             }
             Some(served)
         };
-        // Maps of buckets are not told apart by version.
+        // Another bucket's map may have the same version.
         self.session.map_sent = None;
         self.succeed(self.success())
     }

@@ -226,7 +226,7 @@ impl Producer {
     }
 
     /// Closes all connections and ports and waits until every task has ended; then everything is
-    /// in the data folder, if there is one, and another producer can open it. Shutting down twice
+    /// in the data folder, if there is one, and another cluster can open it. Shutting down twice
     /// is harmless.
     ///
     /// Without this, or if the folder cannot be written, which is logged, a data folder is in the

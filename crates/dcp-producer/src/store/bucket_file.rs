@@ -143,7 +143,7 @@ impl BucketFile {
         served: &ServedBucket,
     ) -> Result<(), Failure> {
         if served.bucket.is_ephemeral() {
-            // It has no disk: a bucket of its name and identity begins anew, empty.
+            // It has no disk: after a restart, a bucket with its name and UUID is empty.
             self.pending.clear();
         }
         let mut done = Vec::new();

@@ -163,8 +163,8 @@ pub(super) fn cluster_map_change<'a>(change: &ClusterMapChange<'a>, fields: &mut
     fields.readable("config", change.config);
 }
 
-/// A snapshot marker in a layout that servers have given up: version 2.1 with its timestamp, and
-/// version 2.2 as it was before its release. Whether `frame` is one.
+/// Whether `frame` is a snapshot marker in a layout that servers no longer use: version 2.1 with
+/// its timestamp, or version 2.2 as it was before its release.
 pub(super) fn abandoned_snapshot_marker<'a>(frame: &Frame<'a>, fields: &mut Fields<'a>) -> bool {
     let (version, last, problem) = match *frame.extras {
         [1] => ("2.1", "timestamp", "servers since 8.0 do not know version 2.1"),

@@ -32,7 +32,7 @@ pub(super) struct Negotiation {
 /// What an answer means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answered {
-    /// Go on.
+    /// The negotiation continues.
     Other,
     /// The producer refused flow control.
     NoWindow,
