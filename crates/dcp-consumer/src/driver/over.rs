@@ -23,11 +23,19 @@ impl Over {
     pub(super) fn given_up(peer: &Address, error: ConnectionError) -> Self {
         let kind = match &error {
             ConnectionError::Sink(error) => return Self::Sink(error.clone()),
-            ConnectionError::Idle => ErrorKind::ConnectionLost,
+            ConnectionError::Idle | ConnectionError::Invalidated(_) => ErrorKind::ConnectionLost,
             _ => ErrorKind::Protocol,
         };
         let message = format!("the connection to {peer} was closed");
-        Self::Lost(Error::new(kind, message).with_source(error))
+        let status = match error {
+            ConnectionError::Invalidated(status) => Some(status),
+            _ => None,
+        };
+        let lost = Error::new(kind, message).with_source(error);
+        Self::Lost(match status {
+            Some(status) => lost.with_status(status),
+            None => lost,
+        })
     }
 
     /// The socket failed.

@@ -223,6 +223,28 @@ async fn a_refused_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
+async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
+    for status in ["AUTH_STALE", "NO_BUCKET"] {
+        let producer = cluster(1, 2, 0).await;
+        write(&producer, 0..20);
+        // The first connection is that of the client, the second that of the stream.
+        let rules = format!(
+            r#"[{{"condition": {{"opcode": "DCP_STREAM_REQ", "connection": 2}},
+                 "reaction": {{"answer": {{"status": "{status}"}}}}}}]"#
+        );
+        producer.set_faults(parse_rules(&rules).unwrap()).unwrap();
+        let mut stream = endless(&producer, |_| {}).await;
+        take_keys(&mut stream, 20, 0).await;
+        let lost = stream.take_events().into_iter().find_map(|event| match event {
+            StreamEvent::ConnectionLost { error, .. } => Some(error),
+            _ => None,
+        });
+        assert!(lost.is_some_and(|error| error.contains(status)), "{status}");
+        assert_eq!(stream.stats().reconnects, 1);
+    }
+}
+
+#[tokio::test]
 async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..10);

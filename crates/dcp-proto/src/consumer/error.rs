@@ -111,6 +111,10 @@ pub enum ConnectionError {
     /// The packet boundaries are lost.
     #[error("the server sent bytes that are not a packet: {0}")]
     Framing(DecodeError),
+    /// The server answered that the connection has lost its login or its bucket: nothing that is
+    /// requested on it succeeds, and a new one is needed.
+    #[error("the server no longer serves the connection: {0}")]
+    Invalidated(Status),
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]
     Idle,

@@ -6,7 +6,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use dcp_proto::consumer::{
-    ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, StreamPosition,
+    Connection, ConnectionConfig, ConnectionError, Delivery, Limit, PositionUpdate, StreamPosition,
 };
 use dcp_proto::{CompletePoint, Position};
 use dcp_test::harness::{Harness, VB, config};
@@ -270,4 +270,33 @@ fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
     server.marker(0, 5).mutation(4).mutation(2).play();
     server.machine.persisted(VB, Vbuuid(1), Seqno(5));
     assert_eq!(named(&mut server), (VB, Some(Seqno(2)), Opcode::DCP_MUTATION));
+}
+
+#[test]
+fn an_answer_that_voids_the_connection_ends_it_and_no_other_does() {
+    let opcodes = [
+        Opcode::DCP_STREAM_REQ,
+        Opcode::DCP_CLOSE_STREAM,
+        Opcode::GET_CLUSTER_CONFIG,
+        Opcode::GET_ALL_VB_SEQNOS,
+    ];
+    for opcode in opcodes {
+        for status in [Status::AUTH_STALE, Status::NO_BUCKET, Status::AUTH_ERROR] {
+            let mut server = Harness::new(config());
+            let asked = server.open(StreamPosition::new(Position::EARLIEST));
+            let answer = Frame::response(opcode, status).with_opaque(asked.opaque);
+            answer.encode(&mut server.wire).unwrap();
+            assert_eq!(server.try_play(), Err(ConnectionError::Invalidated(status)), "{opcode}");
+            let left =
+                std::mem::replace(&mut server.machine, Connection::new(config(), server.now));
+            assert_eq!(left.into_streams().len(), 1, "it is requested again elsewhere");
+        }
+        for status in [Status::EINTERNAL, Status::ETMPFAIL, Status::EACCESS] {
+            let mut server = Harness::new(config());
+            let asked = server.open(StreamPosition::new(Position::EARLIEST));
+            let answer = Frame::response(opcode, status).with_opaque(asked.opaque);
+            answer.encode(&mut server.wire).unwrap();
+            assert!(server.try_play().is_ok(), "{opcode} {status}");
+        }
+    }
 }

@@ -17,6 +17,9 @@ impl Connection {
         frame: &Frame<'_>,
         sink: &mut S,
     ) -> Result<(), Fault> {
+        if is_invalidating(frame.header.status()) {
+            return Err(Fault::Invalidated(frame.header.status()));
+        }
         match frame.header.opcode {
             Opcode::DCP_STREAM_REQ => self.stream_answered(frame, sink),
             Opcode::DCP_CLOSE_STREAM => {
@@ -201,6 +204,16 @@ impl Connection {
         stream.restart(self.opaques.stream(vbid));
         self.request(vbid);
     }
+}
+
+/// Whether a refusal concerns the connection and not the request: the server's error map gives these
+/// the attribute `conn-state-invalidated`. EINTERNAL has it too, but may concern one vBucket, which
+/// must not end the streams of the others.
+const fn is_invalidating(status: Status) -> bool {
+    matches!(
+        status,
+        Status::NO_BUCKET | Status::AUTH_STALE | Status::AUTH_ERROR | Status::NOT_INITIALIZED
+    )
 }
 
 /// The manifest uid in the JSON body of a refusal, if it names one.

@@ -290,6 +290,7 @@ impl Connection {
 pub(super) fn over(input: &[u8], fault: Fault) -> ConnectionError {
     let kind = match fault {
         Fault::Sink(error) => return error.into(),
+        Fault::Invalidated(status) => return ConnectionError::Invalidated(status),
         Fault::Protocol(kind) => kind,
     };
     match Frame::parse(input, usize::MAX) {

@@ -3,7 +3,7 @@
 mod items;
 
 use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker};
-use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Vbid, Vbuuid};
+use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Status, Vbid, Vbuuid};
 
 use super::unpersisted::UnpersistedQueue;
 use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
@@ -14,6 +14,8 @@ use crate::{CaughtUp, FailoverLog, History, Position, Rollback, SinkError, Snaps
 pub(super) enum Fault {
     /// The server's.
     Protocol(ProtocolErrorKind),
+    /// The connection's: the server refuses every request on it.
+    Invalidated(Status),
     /// The sink's.
     Sink(SinkError),
 }
