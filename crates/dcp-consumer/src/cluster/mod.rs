@@ -270,6 +270,7 @@ impl<S: BatchSink> Cluster<S> {
         match report {
             Report::Opened { vbid, persists_on } => {
                 self.reconciler.opened(vbid, id, now);
+                self.serves(id);
                 self.ask_for_lag(now);
                 if let Some(vbuuid) = persists_on {
                     self.watch(id, vbid, vbuuid, now);
@@ -323,9 +324,10 @@ impl<S: BatchSink> Cluster<S> {
                     return Err(error);
                 }
                 self.persistence.forget_all(id);
-                self.reconciler.lost(id, streams, &Arc::new(error), now);
+                let error = Arc::new(error);
+                self.reconciler.lost(id, streams, &error, now);
                 self.doubt_ends(now);
-                self.drop_connection(id);
+                self.drop_connection(id, error);
             }
             Report::SinkFailed(error) => {
                 return Err(Error::new(ErrorKind::Sink, error.to_string()).with_source(error));

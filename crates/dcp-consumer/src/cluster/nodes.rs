@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dcp_proto::BatchSink;
 use dcp_proto::consumer::{Connection, ConnectionConfig};
@@ -31,7 +31,8 @@ pub(super) enum Slot {
 
 pub(super) struct Node {
     pub(super) slot: Slot,
-    /// Failures to connect in a row, for the wait before the next attempt.
+    /// Failures in a row, for the wait before the next attempt: connections that could not be made,
+    /// or were lost before a stream was opened on them.
     failures: u32,
     /// The last failure.
     error: Option<Arc<Error>>,
@@ -163,7 +164,14 @@ impl<S: BatchSink> Cluster<S> {
     pub(super) fn made(&mut self, address: &Address, id: ConnectionId, connected: Connected) {
         let slot = self.start(id, connected);
         if let Some(node) = self.nodes.get_mut(address) {
-            *node = Node { slot, failures: 0, error: None };
+            node.slot = slot;
+        }
+    }
+
+    /// A stream was opened on a connection.
+    pub(super) fn serves(&mut self, id: ConnectionId) {
+        if let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) {
+            (node.failures, node.error) = (0, None);
         }
     }
 
@@ -216,12 +224,22 @@ impl<S: BatchSink> Cluster<S> {
         Slot::Up { id, link, commands }
     }
 
-    pub(super) fn drop_connection(&mut self, id: ConnectionId) {
+    /// A connection was lost. It is replaced at once if a stream was opened on it: otherwise a node
+    /// that accepts connections and nothing else would get one for each vBucket.
+    pub(super) fn drop_connection(&mut self, id: ConnectionId, cause: Arc<Error>) {
         let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) else { return };
-        node.failures = node.failures.max(1);
-        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now()));
+        let is_first = node.failures == 0;
+        let wait = match is_first {
+            true => Duration::ZERO,
+            false => Backoff::SHORT.wait(node.failures, &mut self.randomness),
+        };
+        node.failures = node.failures.saturating_add(1);
+        node.error = Some(cause);
+        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now() + wait));
         if let Slot::Up { link, .. } = slot {
-            self.stats.update(|stats, _| stats.reconnects += 1);
+            if is_first {
+                self.stats.update(|stats, _| stats.reconnects += 1);
+            }
             self.stats.fold(&link);
             self.backlog.add(link);
         }

@@ -245,6 +245,21 @@ async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
 }
 
 #[tokio::test]
+async fn connections_that_serve_no_stream_are_made_ever_more_seldom() {
+    let producer = cluster(1, 512, 0).await;
+    write(&producer, 0..512);
+    let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ"},
+                     "reaction": {"answer": {"status": "NO_BUCKET"}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let stream = endless(&producer, |_| {}).await;
+    sleep(Duration::from_secs(4)).await;
+    let is_lost = |event: &StreamEvent| matches!(event, StreamEvent::ConnectionLost { .. });
+    let lost = stream.take_events().iter().filter(|event| is_lost(event)).count();
+    assert!((2..12).contains(&lost), "{lost}");
+    assert_eq!(stream.stats().reconnects, 1, "one outage");
+}
+
+#[tokio::test]
 async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..10);
