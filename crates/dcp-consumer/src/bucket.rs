@@ -119,13 +119,20 @@ impl Bucket {
         Arc::clone(&self.state().manifest)
     }
 
-    /// Whether a map is that of this bucket, not of another one of the name.
+    /// Whether a map is that of this bucket, not of another one, of the same name or not.
     fn is_own(&self, config: &BucketConfig) -> bool {
-        config.uuid() == self.uuid && config.num_vbuckets() == self.num_vbuckets
+        config.name() == self.name
+            && config.uuid() == self.uuid
+            && config.num_vbuckets() == self.num_vbuckets
     }
 
-    /// Applies a map if it is newer.
+    /// Applies a map if it is newer. One of a bucket of another name is ignored: a node may push the
+    /// maps of all buckets.
     pub(crate) fn apply(&self, config: BucketConfig) {
+        if config.name() != self.name {
+            tracing::debug!(bucket = config.name(), "the cluster map of another bucket is ignored");
+            return;
+        }
         if !self.is_own(&config) {
             // A node that lags may still send the map of the previous bucket.
             if config.is_newer_than(&self.config()) {
@@ -563,6 +570,21 @@ mod tests {
         let connected = bucket.connect_to(&address, None, limit).await.unwrap();
         bucket.pool().put(connected, None);
         assert!(bucket.pool().take(&address, None).await.is_some());
+    }
+
+    #[tokio::test]
+    async fn the_map_of_a_bucket_of_another_name_says_nothing_of_this_one() {
+        let (known, _known) = node(1, 3, 1).await;
+        let bucket = open(&known.to_string()).await;
+        for uuid in ["cd", "ab"] {
+            let map = format!(
+                r#"{{"rev":900,"revEpoch":1,"name":"other","uuid":"{uuid}","nodesExt":[],
+                "vBucketServerMap":{{"serverList":["127.0.0.1:1"],"vBucketMap":[[0],[0]]}}}}"#
+            );
+            bucket.apply(BucketConfig::parse(map.as_bytes(), "127.0.0.1").unwrap());
+            assert_eq!(rev(&bucket), (1, 3), "uuid {uuid}");
+            bucket.check_identity().unwrap();
+        }
     }
 
     #[tokio::test]
