@@ -1,5 +1,6 @@
 //! The first connection of a client, to the first seed that answers.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use dcp_proto::topology::Address;
@@ -16,6 +17,9 @@ const LOG: &str = "dcp_consumer::connect";
 
 /// How long to wait for a seed before the next one is tried as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
+
+/// How long to wait for the SRV records of a name that has an address.
+const HOST_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Connector {
     /// Connects to the first node of the connection string that answers, without DCP.
@@ -78,8 +82,8 @@ impl Connector {
         }
     }
 
-    /// The nodes to try first: those in the connection string, or those that DNS lists for a single
-    /// service name.
+    /// The nodes to try first: those that DNS lists for a single service name, or those in the
+    /// connection string.
     async fn seeds(&self, deadline: Instant) -> Result<Vec<Address>, Error> {
         let written = self.shared.connection_string.addresses().to_vec();
         let (Some(service), [host]) = (self.shared.connection_string.srv_name(), &written[..])
@@ -87,24 +91,57 @@ impl Connector {
             return Ok(written);
         };
         let wanted = self.shared.options.srv_targets;
+        let lookup = async { srv::lookup(&srv::resolver()?, service, wanted).await };
+        let has_address = async { resolve(host).await.is_ok() };
         // At most half of the time: the rest is for connecting.
-        let lookup = async {
-            if resolve(host).await.is_ok() {
-                return None;
+        let listed = listed(service, lookup, has_address, share(deadline, 2)).await?;
+        Ok(listed.unwrap_or(written))
+    }
+}
+
+/// The nodes that DNS lists for a service; `None` if it lists none in time.
+///
+/// SRV records come first, as in every SDK: the name of a service within Kubernetes has the
+/// addresses of its nodes too, by which they do not know themselves. But a host with an address is
+/// most often just a host, whose name server may not even answer other questions.
+async fn listed(
+    service: &str,
+    lookup: impl Future<Output = Result<Vec<Address>, SrvError>>,
+    has_address: impl Future<Output = bool>,
+    limit: Duration,
+) -> Result<Option<Vec<Address>>, Error> {
+    let deadline = Instant::now() + limit;
+    let mut has_address = pin!(async { timeout_at(deadline, has_address).await.unwrap_or(false) });
+    let mut lookup = pin!(timeout_at(deadline, lookup));
+    let (listed, is_host) = tokio::select! {
+        biased;
+        listed = &mut lookup => (listed, None),
+        is_host = &mut has_address => match is_host {
+            true => (timeout(HOST_PATIENCE, lookup).await.and_then(|listed| listed), Some(true)),
+            false => (lookup.await, Some(false)),
+        },
+    };
+    match listed {
+        Ok(Ok(listed)) => Ok(Some(listed)),
+        Ok(Err(error @ SrvError::Elsewhere { .. })) => {
+            let is_host = match is_host {
+                Some(is_host) => is_host,
+                None => has_address.await,
+            };
+            if is_host {
+                tracing::warn!(target: LOG, service, %error, "SRV records are not used");
+                return Ok(None);
             }
-            Some(async { srv::lookup(&srv::resolver()?, service, wanted).await }.await)
-        };
-        match timeout(share(deadline, 2), lookup).await.ok().flatten() {
-            Some(Ok(listed)) => return Ok(listed),
-            Some(Err(error @ SrvError::Elsewhere { .. })) => {
-                return Err(Error::new(ErrorKind::Connect, error.to_string()));
-            }
-            Some(Err(error)) => {
-                tracing::debug!(target: LOG, service, error = %Chain(&error), "DNS lists no nodes");
-            }
-            None => {}
+            Err(Error::new(ErrorKind::Connect, error.to_string()))
         }
-        Ok(written)
+        Ok(Err(error)) => {
+            tracing::debug!(target: LOG, service, error = %Chain(&error), "DNS lists no nodes");
+            Ok(None)
+        }
+        Err(_) => {
+            tracing::debug!(target: LOG, service, "DNS lists no nodes in time");
+            Ok(None)
+        }
     }
 }
 
@@ -124,4 +161,63 @@ fn none_can_be_used(mut failed: Vec<(Address, Error)>) -> Error {
     let passes = failed.iter().position(|(_, error)| error.is_retryable());
     let (_, error) = failed.swap_remove(passes.unwrap_or(failed.len() - 1));
     error.with_message(message)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::{pending, ready};
+
+    use tokio::time::sleep;
+
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    async fn after<T>(wait: Duration, value: T) -> T {
+        sleep(wait).await;
+        value
+    }
+
+    fn nodes() -> Vec<Address> {
+        vec![Address::new("n1.example.com", 11210)]
+    }
+
+    fn elsewhere() -> SrvError {
+        SrvError::Elsewhere { service: "s".to_owned(), targets: vec!["evil.org:11210".to_owned()] }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn srv_records_come_before_the_addresses_of_the_name() {
+        let soon = Duration::from_millis(100);
+        for (lookup, has_address) in [(soon, Duration::ZERO), (Duration::ZERO, soon)] {
+            for is_host in [true, false] {
+                let lookup = after(lookup, Ok(nodes()));
+                let listed = listed("s", lookup, after(has_address, is_host), LIMIT).await;
+                assert_eq!(listed.unwrap(), Some(nodes()), "{is_host}");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_name_server_that_does_not_answer_holds_up_a_host_no_longer_than_half_a_second() {
+        for (is_host, waits) in [(true, HOST_PATIENCE), (false, LIMIT)] {
+            let begun = Instant::now();
+            let listed = listed("s", pending(), ready(is_host), LIMIT).await;
+            assert_eq!((listed.unwrap(), begun.elapsed()), (None, waits), "{is_host}");
+        }
+        let begun = Instant::now();
+        assert_eq!(listed("s", pending(), pending(), LIMIT).await.unwrap(), None);
+        assert_eq!(begun.elapsed(), LIMIT, "whatever does not answer");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_host_is_used_by_its_address_if_its_records_lead_elsewhere_or_are_none() {
+        for is_host in [true, false] {
+            let none = listed("s", ready(Err(SrvError::Empty)), ready(is_host), LIMIT).await;
+            assert_eq!(none.unwrap(), None);
+        }
+        assert_eq!(listed("s", ready(Err(elsewhere())), ready(true), LIMIT).await.unwrap(), None);
+        let error = listed("s", ready(Err(elsewhere())), ready(false), LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("evil.org"), "{error}");
+    }
 }

@@ -191,7 +191,9 @@ impl fmt::Debug for ConnectionString {
 }
 
 fn srv_name(hosts: &str, scheme: Scheme) -> Option<String> {
-    let is_name = !hosts.contains([',', ';', ':']) && hosts.parse::<Ipv4Addr>().is_err();
+    let is_name = !hosts.contains([',', ';', ':'])
+        && hosts.parse::<Ipv4Addr>().is_err()
+        && !hosts.eq_ignore_ascii_case("localhost");
     let service = if scheme.is_tls() { "couchbases" } else { "couchbase" };
     is_name.then(|| format!("_{service}._tcp.{hosts}"))
 }
@@ -302,9 +304,13 @@ mod tests {
         let tls = srv_name("couchbases://cb.example.com/b");
         assert_eq!(tls.as_deref(), Some("_couchbases._tcp.cb.example.com"));
         assert_eq!(srv_name("couchbase://h").as_deref(), Some("_couchbase._tcp.h"));
-        for text in
-            ["couchbase://h:11210", "couchbase://a,b", "couchbase://1.2.3.4", "couchbase://[::1]"]
-        {
+        for text in [
+            "couchbase://h:11210",
+            "couchbase://a,b",
+            "couchbase://1.2.3.4",
+            "couchbase://[::1]",
+            "couchbase://localhost",
+        ] {
             assert_eq!(srv_name(text), None, "{text}");
         }
     }

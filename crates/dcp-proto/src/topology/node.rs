@@ -1,6 +1,7 @@
 //! Nodes and their addresses.
 
 use core::fmt;
+use core::net::IpAddr;
 
 /// Where to connect: a host name or IP literal, and a port.
 ///
@@ -55,8 +56,21 @@ impl Endpoint {
     }
 
     fn is(&self, address: &Address) -> bool {
-        self.hostname.eq_ignore_ascii_case(&address.host)
-            && [self.ports.kv, self.ports.kv_ssl].contains(&Some(address.port))
+        self.hostname.eq_ignore_ascii_case(&address.host) && self.has_port(address.port)
+    }
+
+    /// Whether it is this one by its full name: within Kubernetes, nodes go by names that lack the
+    /// domain, `cb-0.cb.default.svc`, and SRV records have the rest too, `.cluster.local`.
+    fn is_in_full(&self, address: &Address) -> bool {
+        let (name, full) = (self.hostname.as_bytes(), address.host.as_bytes());
+        let is_name = name.contains(&b'.') && self.hostname.parse::<IpAddr>().is_err();
+        let is_longer = full.get(name.len()) == Some(&b'.');
+        let begins = full.get(..name.len()).is_some_and(|head| head.eq_ignore_ascii_case(name));
+        is_name && is_longer && begins && self.has_port(address.port)
+    }
+
+    fn has_port(&self, port: u16) -> bool {
+        [self.ports.kv, self.ports.kv_ssl].contains(&Some(port))
     }
 }
 
@@ -83,19 +97,26 @@ pub enum NetworkSelection {
 impl NetworkSelection {
     /// The network to use for `nodes`, the first connection having been made to `bootstrap`.
     ///
-    /// `Auto` takes the network that contains exactly that address, the default one first. If
-    /// neither does (a load balancer, a DNS alias), it takes the external one if any node has it:
-    /// alternate addresses are meant for clients that connect by another name.
+    /// `Auto` takes the network that contains exactly that address, the default one first, or the
+    /// default one if that names a node without its domain. If neither does (a load balancer, a DNS
+    /// alias), it takes the external one if any node has it: alternate addresses are meant for clients
+    /// that connect by another name.
     #[must_use]
     pub fn network(self, nodes: &[Node], bootstrap: &Address) -> Network {
-        let external = |node: &Node, test: &dyn Fn(&Endpoint) -> bool| {
-            node.external.as_ref().is_some_and(test)
-        };
-        match self {
-            Self::Fixed(network) => network,
-            Self::Auto if nodes.iter().any(|node| node.default.is(bootstrap)) => Network::Default,
-            Self::Auto if nodes.iter().any(|node| external(node, &|_| true)) => Network::External,
-            Self::Auto => Network::Default,
+        if let Self::Fixed(network) = self {
+            return network;
+        }
+        let external = || nodes.iter().filter_map(|node| node.external.as_ref());
+        if nodes.iter().any(|node| node.default.is(bootstrap)) {
+            Network::Default
+        } else if external().any(|endpoint| endpoint.is(bootstrap)) {
+            Network::External
+        } else if nodes.iter().any(|node| node.default.is_in_full(bootstrap)) {
+            Network::Default
+        } else if external().next().is_some() {
+            Network::External
+        } else {
+            Network::Default
         }
     }
 }

@@ -350,6 +350,31 @@ fn the_network_is_the_one_that_names_the_first_connection() {
 }
 
 #[test]
+fn a_node_is_itself_by_its_full_name() {
+    let named = |name: &str, external: &str| {
+        parse(&with(|json| {
+            json["nodesExt"][0]["hostname"] = json!(name);
+            json["vBucketServerMap"]["serverList"][0] = json!(format!("{name}:11210"));
+            json["nodesExt"][0]["alternateAddresses"] = json!({"external": {"hostname": external}});
+        }))
+        .unwrap()
+    };
+    let network = |config: &BucketConfig, host: &str| {
+        NetworkSelection::Auto.network(config.nodes(), &Address::new(host, 11210))
+    };
+    let pod = named("cb-0.cb.default.svc", "cb-0.example.com");
+    assert_eq!(network(&pod, "cb-0.cb.default.svc.cluster.local"), Network::Default);
+    assert_eq!(network(&pod, "CB-0.cb.Default.svc.cluster.local"), Network::Default);
+    assert_eq!(network(&pod, "cb-0.cb.default.svcs"), Network::External, "another name");
+    assert_eq!(network(&pod, "cb-0.example.com"), Network::External);
+    let alike = named("cb-0.cb", "cb-0.cb.example.com");
+    assert_eq!(network(&alike, "cb-0.cb.example.com"), Network::External, "named as such");
+    assert_eq!(network(&named("n0", "lb0"), "n0.example.com"), Network::External, "one label");
+    let ip = named("10.0.0.1", "lb0");
+    assert_eq!(network(&ip, "10.0.0.1.example.com"), Network::External, "no name");
+}
+
+#[test]
 fn alternate_addresses_have_their_own_ports_or_the_usual_ones() {
     let config = with_alternates();
     let node = &config.nodes()[1];
