@@ -3,6 +3,7 @@
 mod backlog;
 mod dropped;
 mod lag;
+mod lookout;
 mod mitigation;
 mod nodes;
 mod polls;
@@ -24,6 +25,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::backlog::Backlog;
+use self::lookout::Lookout;
 use self::nodes::{Node, Slot};
 use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
@@ -61,6 +63,8 @@ enum Event {
     Connected(Address, ConnectionId, Box<Result<Connected, Error>>),
     /// A map fetched from some node while no connection is up.
     Fetched(Result<(), Error>),
+    /// A connection to a node that the stream does not use, which has sent its map.
+    LookedOut(Option<Box<Connected>>),
     /// Persisted seqnos of a node.
     Observed(Address, Observed),
 }
@@ -106,6 +110,7 @@ pub(crate) struct Cluster<S: BatchSink> {
     /// When the map is requested next, if that is useful.
     poll_map_at: Instant,
     fetching_map: bool,
+    lookout: Lookout,
     /// When high seqnos are requested next.
     poll_progress_at: Instant,
     /// Why no map could be fetched, if so.
@@ -150,6 +155,7 @@ impl<S: BatchSink> Cluster<S> {
             outcomes: Channel::new(),
             poll_map_at: now(),
             fetching_map: false,
+            lookout: Lookout::new(now()),
             poll_progress_at: now() + POLL_PROGRESS,
             map_error: None,
             unusable: Unusable::default(),
@@ -188,6 +194,9 @@ impl<S: BatchSink> Cluster<S> {
         self.publish();
         if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
             self.leave_connections().await;
+            if let Some(connected) = self.lookout.into_connected() {
+                self.bucket.pool().put(connected, None);
+            }
         }
         self.queue.push(match last {
             Entry::Error(error) => Entry::Error(self.bucket.explain(error)),
@@ -261,6 +270,7 @@ impl<S: BatchSink> Cluster<S> {
                 self.bucket.check_identity()?;
                 self.drop_from_filter().map(drop)
             }
+            Event::LookedOut(connected) => self.looked_out(connected),
             Event::Observed(address, observed) => self.observed(&address, observed),
         }
     }
@@ -389,6 +399,9 @@ impl<S: BatchSink> Cluster<S> {
         if now >= self.poll_progress_at {
             self.poll_progress(now);
         }
+        if self.reconciler.has_streaming() {
+            self.look_out(now);
+        }
         self.observe(now);
         let alive: BTreeSet<_> = self.nodes.values().filter_map(Node::id).collect();
         self.reconciler.check(|id| alive.contains(&id))
@@ -408,9 +421,13 @@ impl<S: BatchSink> Cluster<S> {
 
     fn deadline(&self) -> Option<Instant> {
         let poll = self.reconciler.has_idle().then_some(self.poll_map_at);
-        let progress = self.reconciler.has_streaming().then_some(self.poll_progress_at);
+        let (progress, lookout) = match self.reconciler.has_streaming() {
+            true => (Some(self.poll_progress_at), self.lookout.deadline()),
+            false => (None, None),
+        };
         let observe = self.persistence.deadline();
-        [self.reconciler.deadline(), poll, progress, observe].into_iter().flatten().min()
+        let all = [self.reconciler.deadline(), poll, progress, lookout, observe];
+        all.into_iter().flatten().min()
     }
 
     fn publish(&self) {

@@ -223,6 +223,28 @@ async fn a_refused_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_cut_off_and_streams_on_is_left_for_the_next_one() {
+    let producer = cluster(3, 3, 0).await;
+    let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
+    let vbid = (0..3).map(Vbid).find(is_on).unwrap();
+    let high = || usize::try_from(producer.high_seqnos()[&vbid].0).unwrap();
+    write(&producer, 0..40);
+    let mut stream = endless(&producer, |options| options.vbuckets = Some(vec![vbid])).await;
+    let first = high();
+    take(&mut stream, first).await;
+    // It knows neither that it has given the vBucket away nor of a newer map.
+    let rules = r#"[
+        {"condition": {"opcode": [1, "DCP_STREAM_END"], "node": 0}, "reaction": "drop"},
+        {"condition": {"opcode": "GET_CLUSTER_CONFIG", "node": 0},
+         "reaction": {"answer": {"status": "ETMPFAIL"}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    producer.move_vbucket(vbid, 1).unwrap();
+    write(&producer, 40..80);
+    take(&mut stream, high() - first).await;
+    assert_eq!((stream.stats().reconnects, stream.stats().connection.rollbacks), (0, 0));
+}
+
+#[tokio::test]
 async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
     for status in ["AUTH_STALE", "NO_BUCKET"] {
         let producer = cluster(1, 2, 0).await;
