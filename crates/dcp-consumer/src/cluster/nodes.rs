@@ -16,6 +16,7 @@ use crate::connect::{Connected, ConnectionId};
 use crate::driver::{Command, Driver};
 use crate::events::StreamEvent;
 use crate::queue::Link;
+use crate::reconciler::SETTLED;
 use crate::retry::Backoff;
 use crate::{Chain, Error};
 
@@ -32,15 +33,17 @@ pub(super) enum Slot {
 pub(super) struct Node {
     pub(super) slot: Slot,
     /// Failures in a row, for the wait before the next attempt: connections that could not be made,
-    /// or were lost before a stream was opened on them.
+    /// or did not serve streams for a while.
     failures: u32,
+    /// Since when a stream was open on the connection.
+    serves_since: Option<Instant>,
     /// The last failure.
     error: Option<Arc<Error>>,
 }
 
 impl Node {
     pub(super) const fn connecting(id: ConnectionId) -> Self {
-        Self { slot: Slot::Connecting(id), failures: 0, error: None }
+        Self { slot: Slot::Connecting(id), failures: 0, serves_since: None, error: None }
     }
 
     pub(super) const fn id(&self) -> Option<ConnectionId> {
@@ -171,7 +174,8 @@ impl<S: BatchSink> Cluster<S> {
     /// A stream was opened on a connection.
     pub(super) fn serves(&mut self, id: ConnectionId) {
         if let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) {
-            (node.failures, node.error) = (0, None);
+            node.serves_since.get_or_insert_with(now);
+            node.error = None;
         }
     }
 
@@ -224,20 +228,25 @@ impl<S: BatchSink> Cluster<S> {
         Slot::Up { id, link, commands }
     }
 
-    /// A connection was lost. It is replaced at once if a stream was opened on it: otherwise a node
-    /// that accepts connections and nothing else would get one for each vBucket.
+    /// A connection was lost. It is replaced at once if it had served streams for a while: otherwise
+    /// a node that accepts connections and nothing else would get one for each vBucket.
     pub(super) fn drop_connection(&mut self, id: ConnectionId, cause: Arc<Error>) {
+        let now = now();
         let Some(node) = self.nodes.values_mut().find(|node| node.id() == Some(id)) else { return };
-        let is_first = node.failures == 0;
-        let wait = match is_first {
-            true => Duration::ZERO,
-            false => Backoff::SHORT.wait(node.failures, &mut self.randomness),
+        let served = node.serves_since.take().map(|since| now.saturating_duration_since(since));
+        if served.is_some_and(|served| served >= SETTLED) {
+            node.failures = 0;
+        }
+        let is_outage = node.failures == 0 || served.is_some();
+        let wait = match node.failures {
+            0 => Duration::ZERO,
+            failures => Backoff::SHORT.wait(failures, &mut self.randomness),
         };
         node.failures = node.failures.saturating_add(1);
         node.error = Some(cause);
-        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now() + wait));
+        let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now + wait));
         if let Slot::Up { link, .. } = slot {
-            if is_first {
+            if is_outage {
                 self.stats.update(|stats, _| stats.reconnects += 1);
             }
             self.stats.fold(&link);

@@ -17,7 +17,7 @@ use crate::retry::Backoff;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
 
 /// How long a stream must have lived so that its end does not count as a consecutive failure.
-const SETTLED: Duration = Duration::from_secs(10);
+pub(crate) const SETTLED: Duration = Duration::from_secs(10);
 
 /// How long a vBucket may make no progress while the server has more changes and the application
 /// waits. Servers are known to hold back the last change of a quiet vBucket until the next one.

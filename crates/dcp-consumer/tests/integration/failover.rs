@@ -267,18 +267,25 @@ async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
 }
 
 #[tokio::test]
-async fn connections_that_serve_no_stream_are_made_ever_more_seldom() {
-    let producer = cluster(1, 512, 0).await;
-    write(&producer, 0..512);
-    let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ"},
-                     "reaction": {"answer": {"status": "NO_BUCKET"}}}]"#;
-    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
-    let stream = endless(&producer, |_| {}).await;
-    sleep(Duration::from_secs(4)).await;
-    let is_lost = |event: &StreamEvent| matches!(event, StreamEvent::ConnectionLost { .. });
-    let lost = stream.take_events().iter().filter(|event| is_lost(event)).count();
-    assert!((2..12).contains(&lost), "{lost}");
-    assert_eq!(stream.stats().reconnects, 1, "one outage");
+async fn connections_that_serve_no_stream_for_long_are_made_ever_more_seldom() {
+    let outages = async |reaction: &str| {
+        let producer = cluster(1, 512, 0).await;
+        write(&producer, 0..2048);
+        let rules = format!(
+            r#"[{{"condition": {{"opcode": ["DCP_STREAM_REQ", "DCP_MUTATION"]}},
+                 "reaction": {reaction}}}]"#
+        );
+        producer.set_faults(parse_rules(&rules).unwrap()).unwrap();
+        let stream = endless(&producer, |_| {}).await;
+        sleep(Duration::from_secs(4)).await;
+        let is_lost = |event: &StreamEvent| matches!(event, StreamEvent::ConnectionLost { .. });
+        let lost = stream.take_events().iter().filter(|event| is_lost(event)).count();
+        assert!((2..12).contains(&lost), "{reaction}: {lost}");
+        stream.stats().reconnects
+    };
+    assert_eq!(outages(r#"{"answer": {"status": "NO_BUCKET"}}"#).await, 1);
+    // Streams are opened: each loss is an outage.
+    assert!(outages(r#"{"disconnect_after": {"bytes": 100}}"#).await > 1);
 }
 
 #[tokio::test]
