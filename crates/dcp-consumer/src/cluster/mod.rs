@@ -357,7 +357,7 @@ impl<S: BatchSink> Cluster<S> {
         let map = self.bucket.config();
         if !self.followed.as_ref().is_some_and(|followed| Arc::ptr_eq(followed, &map)) {
             for (vbid, on) in self.reconciler.placed() {
-                self.follow_map(&map, vbid, on);
+                self.follow_map(&map, vbid, on, now);
             }
             self.follow_copies(&map, now);
             self.named = self.bucket.data_nodes(&map);

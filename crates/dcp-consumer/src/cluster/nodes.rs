@@ -68,11 +68,20 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Closes streams of vBuckets that the map assigns to another node; they are reported as ended
-    /// and opened there.
-    pub(super) fn follow_map(&self, map: &BucketConfig, vbid: Vbid, on: ConnectionId) {
+    /// and opened there, at once if they were not requested yet.
+    pub(super) fn follow_map(
+        &mut self,
+        map: &BucketConfig,
+        vbid: Vbid,
+        on: ConnectionId,
+        now: Instant,
+    ) {
         let Some(address) = self.bucket.address_of(map, vbid) else { return };
         let right = self.nodes.get(&address).and_then(Node::id);
         if right == Some(on) {
+            return;
+        }
+        if self.reconciler.recall(vbid, now) {
             return;
         }
         let wrong = self.nodes.values().find(|node| node.id() == Some(on));

@@ -149,6 +149,16 @@ impl Reconciler {
         };
     }
 
+    /// Takes a vBucket back from a connection on which its stream was not requested yet, so that it
+    /// is due at once; `false` if it was requested.
+    pub(crate) fn recall(&mut self, vbid: Vbid, now: Instant) -> bool {
+        let Some(entry) = self.vbuckets.get_mut(&vbid) else { return false };
+        let State::Opening { from, .. } = &mut entry.state else { return false };
+        let Some(from) = from.take() else { return false };
+        entry.state = State::BackingOff { until: now, from };
+        true
+    }
+
     /// Connections over which streams must be requested.
     pub(crate) fn requesting(&self) -> BTreeSet<ConnectionId> {
         let waiting = |entry: &Entry| match entry.state {

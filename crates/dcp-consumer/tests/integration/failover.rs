@@ -289,6 +289,37 @@ async fn connections_that_serve_no_stream_for_long_are_made_ever_more_seldom() {
 }
 
 #[tokio::test]
+async fn a_vbucket_that_moves_while_its_node_is_connected_to_is_requested_from_the_next_one() {
+    let producer = cluster(2, 2, 0).await;
+    let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
+    let vbid = (0..2).map(Vbid).find(is_on).unwrap();
+    let high = || usize::try_from(producer.high_seqnos()[&vbid].0).unwrap();
+    write(&producer, 0..40);
+    let mut stream = endless(&producer, |options| options.vbuckets = Some(vec![vbid])).await;
+    let first = high();
+    take(&mut stream, first).await;
+    let rules = r#"[
+        {"condition": {"opcode": "DCP_STREAM_REQ", "node": 0},
+         "reaction": {"answer": {"status": "ETMPFAIL"}}},
+        {"condition": {"opcode": "DCP_MUTATION", "node": 0, "nth": 1}, "reaction": "disconnect"},
+        {"condition": {"opcode": "HELLO", "node": 0, "direction": "to_server"},
+         "reaction": {"delay": {"seconds": 1}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    write(&producer, 40..80);
+    let is_lost = |event: &StreamEvent| matches!(event, StreamEvent::ConnectionLost { .. });
+    let lost = async {
+        while !stream.take_events().iter().any(is_lost) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(PATIENCE, lost).await.unwrap();
+    sleep(Duration::from_millis(200)).await;
+    producer.move_vbucket(vbid, 1).unwrap();
+    take(&mut stream, high() - first).await;
+    assert_eq!(producer.fault_counts()[..2], [0, 1], "the node that has it no more is not asked");
+}
+
+#[tokio::test]
 async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..10);
