@@ -130,6 +130,7 @@ def test_a_wrong_option_is_named(options, message):
     with pytest.raises(exceptions.ConfigError, match=message) as raised:
         dcp_rs.connect(address, **given)
     assert isinstance(raised.value, ValueError)
+    assert raised.value.code == "config"
     assert "secret" not in str(raised.value)
 
 

@@ -5,14 +5,17 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 import dcp_rs
 from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
 
+ERRORS = Path(__file__).parents[2] / "docs/reference/errors.md"
 MODULES = sorted(
     name
     for _, name, _ in pkgutil.walk_packages(dcp_rs.__path__, "dcp_rs.")
@@ -100,6 +103,15 @@ def test_a_stream_has_few_options_and_each_is_documented():
 def test_every_error_is_caught_by_one_class():
     for name in exceptions.__all__:
         assert issubclass(getattr(exceptions, name), exceptions.DcpError)
+
+
+def test_every_error_has_a_code_and_the_reference_lists_it():
+    rows = [each.split("|") for each in ERRORS.read_text().splitlines() if each.startswith("| `")]
+    listed = {row[1].strip(" `"): re.findall(r"`(\w+)`", row[3]) for row in rows}
+    assert sorted(listed) == sorted(set(exceptions.__all__) - {"DcpError"})
+    for name, codes in listed.items():
+        assert getattr(exceptions, name).code == codes[0], name
+        assert getattr(exceptions, name)("text").code == codes[0], name
 
 
 def test_the_public_face_is_what_a_reader_of_changes_needs():

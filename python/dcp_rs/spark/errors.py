@@ -36,8 +36,7 @@ def coded(error: DcpError, doing: str) -> SparkReadError:
     """Wraps an error of the engine, with its code and what was being done."""
     if isinstance(error, SparkReadError):
         return error
-    known = error.code or ("config" if isinstance(error, ConfigError) else "failed")
-    code = f"COUCHBASE_DCP_{known.upper()}"
+    code = f"COUCHBASE_DCP_{(error.code or 'failed').upper()}"
     return SparkReadError(code, f"{doing}: {as_written(str(error))}")
 
 
