@@ -2,6 +2,7 @@
 
 import socket
 import struct
+from types import MappingProxyType
 
 import pytest
 
@@ -177,6 +178,15 @@ def test_collections_are_written_read_and_dropped(cluster):
         cluster.get("key", collection="inventory.airline")
 
 
+def test_a_value_may_be_any_mapping(cluster):
+    value = MappingProxyType({"a": 1, "in": MappingProxyType({"b": 2})})
+    cluster.upsert("key", value, xattrs=MappingProxyType({"meta": value}))
+    assert cluster.get("key").value == b'{"a":1,"in":{"b":2}}'
+    assert cluster.get("key").xattrs == {"meta": {"a": 1, "in": {"b": 2}}}
+    cluster.insert("other", value)
+    assert cluster.get("other").value == b'{"a":1,"in":{"b":2}}'
+
+
 def test_xattrs_are_written_read_and_streamed(cluster):
     cluster.upsert("key", {"a": 1}, xattrs={"_sync": {"rev": 3}, "user": "me"})
     found = cluster.get("key")
@@ -251,6 +261,7 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
         (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
         (lambda cluster: cluster.upsert("a", {"n": float("nan")}), "value: is not JSON"),
+        (lambda cluster: cluster.upsert("a", {"n": object()}), "value: is not JSON: .* object "),
         (
             lambda cluster: cluster.upsert("a", "1", xattrs={"n": float("inf")}),
             "xattrs: is not JSON",

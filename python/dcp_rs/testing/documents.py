@@ -187,9 +187,9 @@ def _value(value: object) -> bytes:
         return value
     if isinstance(value, str):
         return _checks.utf8("value", value)
-    if isinstance(value, dict | list):
+    if isinstance(value, Mapping | list):
         return _json("value", value).encode()
-    raise _checks.wrong_type("value", value, "bytes, text, a dict or a list")
+    raise _checks.wrong_type("value", value, "bytes, text, a mapping or a list")
 
 
 def _xattrs(xattrs: Mapping[str, object] | None) -> list[tuple[str, str]] | None:
@@ -203,9 +203,16 @@ def _xattrs(xattrs: Mapping[str, object] | None) -> list[tuple[str, str]] | None
 
 def _json(option: str, value: object) -> str:
     try:
-        return json.dumps(value, separators=(",", ":"), allow_nan=False)
+        return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_as_dict)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{option}: is not JSON: {error}") from error
+
+
+def _as_dict(value: object) -> dict[object, object]:
+    """Returns a mapping as a type that `json` writes, at any depth."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _token(token: tuple[int, int, int, int]) -> MutationToken:
