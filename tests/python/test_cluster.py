@@ -259,6 +259,14 @@ def test_connecting_over_tls_trusts_the_authority_that_was_made():
         (lambda cluster: cluster.hold_persistence(0, 2), "no replica 2"),
         (lambda cluster: cluster.create_bucket(), "drop it first"),
         (lambda cluster: cluster.create_collection("nonesuch.a"), "no such scope"),
+        (
+            lambda cluster: cluster.create_collection("long", max_ttl=1 << 31),
+            "max_ttl: 2147483648 is not from 0 to 2147483647",
+        ),
+        (
+            lambda cluster: cluster.modify_collection("_default", max_ttl=1 << 31),
+            "max_ttl: 2147483648 is not from 0 to 2147483647",
+        ),
         (lambda cluster: cluster.upsert("a", "1", collection=1), "collection: must be text"),
         (lambda cluster: cluster.upsert("a", {"n": float("nan")}), "value: is not JSON"),
         (lambda cluster: cluster.upsert("a", {"n": object()}), "value: is not JSON: .* object "),

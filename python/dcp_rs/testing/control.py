@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
     from dcp_rs import _dcp_rs
 
+# The largest maxTTL of a server's collections, in seconds.
+_MAX_TTL = 0x7FFF_FFFF
+
 
 class Control:
     """Nodes, copies, collections and faults of a cluster."""
@@ -248,7 +251,7 @@ class Control:
 
         Args:
             collection: Its name, as `scope.collection`, or as `collection` within `_default`.
-            max_ttl: Maximum lifetime of its documents, in seconds.
+            max_ttl: Maximum lifetime of its documents, in seconds, below 2**31.
 
         Raises:
             ConfigError: The collection exists, its name is not allowed, or its scope does not
@@ -256,7 +259,7 @@ class Control:
         """
         scope, name = _path(collection)
         if max_ttl is not None:
-            _checks.integer("max_ttl", max_ttl, 0, 0x7FFF_FFFF)
+            _checks.integer("max_ttl", max_ttl, 0, _MAX_TTL)
         self._inner.create_collection(scope, name, max_ttl)
 
     def modify_collection(
@@ -266,7 +269,7 @@ class Control:
 
         Args:
             collection: Its name, as `scope.collection`, or as `collection` within `_default`.
-            max_ttl: Maximum lifetime of its documents, in seconds; `None` removes it.
+            max_ttl: Maximum lifetime of its documents, in seconds, below 2**31; `None` removes it.
             history: Whether it is marked to keep every version of its documents.
 
         Raises:
@@ -274,7 +277,7 @@ class Control:
         """
         scope, name = _path(collection)
         if max_ttl is not None:
-            _checks.integer("max_ttl", max_ttl, 0, 2**32 - 1)
+            _checks.integer("max_ttl", max_ttl, 0, _MAX_TTL)
         _checks.flag("history", history)
         self._inner.modify_collection(scope, name, max_ttl, history)
 
