@@ -71,7 +71,7 @@ class ConnectionOptions:
             `SCRAM-SHA256`, `SCRAM-SHA1`. The client uses the first that the server offers. With
             `couchbases://`, the default is `PLAIN`, which LDAP, PAM and saslauthd users need, then
             SCRAM. With `couchbase://`, it is SCRAM only, and `PLAIN` is refused.
-        noop_interval: Seconds between the server's noops, from 1 to 3600; a fraction is dropped. A
+        noop_interval: Seconds between the server's noops, a whole number from 1 to 3600. A
             connection that is silent for twice as long is closed as dead.
         buffer_size: Flow-control buffer of each connection in bytes, at least 64 KiB: the most that
             may be received but not yet taken.
@@ -107,6 +107,11 @@ class ConnectionOptions:
             ConfigError: An option is wrong.
         """
         _dcp_rs.check_connection(vars(self))
+        if self.noop_interval % 1:
+            raise ConfigError(
+                f"noop_interval: {self.noop_interval} is not a whole number of seconds, which is "
+                "what servers take"
+            )
 
     def __getstate__(self) -> dict[str, object]:
         """Returns what is pickled.
