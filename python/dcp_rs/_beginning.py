@@ -53,7 +53,6 @@ class Beginning:
 
         Raises:
             CheckpointError: The store cannot be read or written.
-            ConfigError: A vBucket does not exist.
         """
         vbuckets = options["vbuckets"]
         if isinstance(self._start, Checkpoint):
@@ -71,11 +70,6 @@ class Beginning:
     def _stored(self, vbuckets: Iterable[int] | None, until: object, num_vbuckets: int) -> object:
         if isinstance(self.store, SharedStore):
             read = range(num_vbuckets) if vbuckets is None else list(vbuckets)
-            if read and max(read) >= num_vbuckets:
-                # As the engine says it, which is too late: the others would have been taken over.
-                raise ConfigError(
-                    f"vb:{max(read)} does not exist: the bucket has {num_vbuckets} vBuckets"
-                )
             if isinstance(until, Mapping):
                 read = [vbucket for vbucket in read if vbucket in until]
             stored = self.store.claim(read)

@@ -92,6 +92,18 @@ def vbuckets(value: object) -> list[int]:
     return cast("list[int]", found)
 
 
+def existing(option: str, vbuckets: Iterable[int], num_vbuckets: int) -> None:
+    """Checks that a bucket of so many vBuckets has those that an option names."""
+    for each in vbuckets:
+        if each >= num_vbuckets:
+            error = ConfigError(
+                f"{option}: vBucket {each} does not exist: the bucket has {num_vbuckets} vBuckets, "
+                f"from 0 to {num_vbuckets - 1}"
+            )
+            error.vbucket = each
+            raise error
+
+
 def utf8(option: str, value: str) -> bytes:
     """Returns text as UTF-8; fails on lone surrogates."""
     try:

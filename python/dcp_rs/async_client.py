@@ -183,7 +183,7 @@ class AsyncClient(Bucket):
 
         async def make() -> ChangeStream:
             is_stored = isinstance(arguments["start"], CheckpointStore)
-            begin = partial(stream_options, dict(arguments), self.num_vbuckets, self.bucket_uuid)
+            begin = partial(stream_options, dict(arguments), self)
             options, store = await asyncio.to_thread(begin) if is_stored else begin()
             inner = await _there(partial(self._inner.stream_async, options))
             stream = ChangeStream(inner, self.bucket_name)

@@ -434,7 +434,7 @@ class Client(Bucket):
         """
         options = dict(locals())
         del options["self"]
-        options, store = stream_options(options, self.num_vbuckets, self.bucket_uuid)
+        options, store = stream_options(options, self)
         stream = ChangeStream(self._inner.stream(options), self.bucket_name)
         if store is not None:
             try:
@@ -460,14 +460,17 @@ class Client(Bucket):
 
 
 def stream_options(
-    options: dict[str, Any], num_vbuckets: int, bucket_uuid: str
+    options: dict[str, Any], bucket: Bucket
 ) -> tuple[dict[str, Any], CheckpointStore | None]:
     """Builds the engine's options from the arguments of `Client.stream`.
+
+    It may ask the nodes and a store, and block.
 
     Returns:
         The options, and the store in which to save the start of the stream at once, if any.
     """
     begin = Beginning(options.pop("start"), options.pop("default"))
+    num_vbuckets = bucket.num_vbuckets
     # The check would exhaust an iterator.
     options = {
         name: list(value) if isinstance(value, Iterator) else value
@@ -480,5 +483,10 @@ def stream_options(
         options["batch"] = vars(options["batch"])
     # A store is not changed for a stream that cannot be opened.
     _dcp_rs.check_stream(options)
-    options["start"] = begin.start_of(options, num_vbuckets, bucket_uuid)
+    if options["vbuckets"] is not None:
+        _checks.existing("vbuckets", options["vbuckets"], num_vbuckets)
+    if not (options["until"] is None or isinstance(options["until"], str)):
+        options["until"] = dict(options["until"])
+        _checks.existing("until", options["until"], num_vbuckets)
+    options["start"] = begin.start_of(options, num_vbuckets, bucket.bucket_uuid)
     return options, begin.store if options["start"] == "latest" else None

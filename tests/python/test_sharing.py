@@ -128,8 +128,17 @@ def test_a_stream_that_cannot_be_opened_claims_nothing(cluster, client, place):
     batch = next(client.stream(start=store))
     with pytest.raises(ConfigError, match=r"^on_rollback"):
         client.stream(start=stores.opened(place), on_rollback="raise")
-    with pytest.raises(ConfigError, match=r"^vb:16 does not exist: the bucket has 16 vBuckets"):
+    with pytest.raises(ConfigError, match=r"^vbuckets: vBucket 16 does not exist"):
         client.stream(start=stores.opened(place), vbuckets=range(17))
+    store.save(batch.checkpoint)
+    assert store.load() == batch.checkpoint
+
+
+def test_ends_as_pairs_claim_only_the_vbuckets_that_they_name(client, fill, place):
+    fill(50)
+    store = stores.opened(place)
+    batch = next(client.stream(start=store, vbuckets=range(4)))
+    client.stream(start=stores.opened(place), until=[(5, client.high_seqnos()[5])]).close()
     store.save(batch.checkpoint)
     assert store.load() == batch.checkpoint
 

@@ -53,10 +53,15 @@ def test_given_seqnos_stream_the_vbuckets_they_name(client, fill):
     assert max(row["seqno"] for row in rows if row["vbucket"] == 3) == high[3]
 
 
-@pytest.mark.parametrize("options", [{"until": {3: 1, 16: 1}}, {"vbuckets": [3, 16]}])
-def test_a_vbucket_that_does_not_exist_is_refused(client, options):
-    with pytest.raises(ConfigError, match="vb:16 does not exist: the bucket has 16 vBuckets"):
+@pytest.mark.parametrize(
+    "options", [{"until": {3: 1, 16: 1}}, {"until": [(16, 1)]}, {"vbuckets": [3, 16]}]
+)
+def test_a_vbucket_that_does_not_exist_is_refused_by_the_options_name(client, options):
+    (name,) = options
+    told = f"^{name}: vBucket 16 does not exist: the bucket has 16 vBuckets, from 0 to 15$"
+    with pytest.raises(ConfigError, match=told) as raised:
         client.stream(**options)
+    assert raised.value.vbucket == 16
 
 
 def test_vbuckets_can_be_chosen(cluster, client, fill):
