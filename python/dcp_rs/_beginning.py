@@ -32,6 +32,11 @@ class Beginning:
         self._start, self._default = start, default
         self._is_share = False
 
+    @property
+    def takes_over(self) -> bool:
+        """Whether `start_of` takes vBuckets over from another reader."""
+        return isinstance(self.store, SharedStore)
+
     def vbuckets_of(self, given: object, num_vbuckets: int) -> object:
         """Returns the vBuckets of a `Share`, or what else was given.
 
@@ -40,7 +45,7 @@ class Beginning:
         """
         if not isinstance(given, Share):
             return given
-        if self.store is not None and not isinstance(self.store, SharedStore):
+        if self.store is not None and not self.takes_over:
             raise ConfigError(
                 "vbuckets: a Share needs a dcp_rs.SharedStore, which members can share: use "
                 "dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore"

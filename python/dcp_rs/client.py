@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs._beginning import Beginning
 from dcp_rs.documents import DocumentSchema, as_options
-from dcp_rs.exceptions import ConfigError, ForkedProcessError
+from dcp_rs.exceptions import ClosedError, ConfigError, DcpError, ForkedProcessError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.stream import ChangeStream
 
@@ -470,6 +470,8 @@ def stream_options(
         The options, and the store in which to save the start of the stream at once, if any.
     """
     begin = Beginning(options.pop("start"), options.pop("default"))
+    if bucket._is_closed:  # noqa: SLF001 - this module's own
+        raise ClosedError("the client is closed")
     num_vbuckets = bucket.num_vbuckets
     # The check would exhaust an iterator.
     options = {
@@ -488,5 +490,21 @@ def stream_options(
     if not (options["until"] is None or isinstance(options["until"], str)):
         options["until"] = dict(options["until"])
         _checks.existing("until", options["until"], num_vbuckets)
+    if begin.takes_over and options["collections"] is not None:
+        _check_collections(bucket, options["collections"])
     options["start"] = begin.start_of(options, num_vbuckets, bucket.bucket_uuid)
     return options, begin.store if options["start"] == "latest" else None
+
+
+def _check_collections(bucket: Bucket, collections: object) -> None:
+    """Asks the nodes whether collections exist. If they do not answer, the stream waits for them.
+
+    Raises:
+        ConfigError: A scope or collection does not exist.
+    """
+    try:
+        _dcp_rs.Planner(bucket._inner, {"collections": collections})  # noqa: SLF001 - as above
+    except (ClosedError, ConfigError):
+        raise
+    except DcpError:
+        pass

@@ -13,7 +13,7 @@ import pytest
 import dcp_rs
 import stores
 from dcp_rs.cli import main
-from dcp_rs.exceptions import CheckpointError, ConfigError, TakenOverError
+from dcp_rs.exceptions import CheckpointError, ClosedError, ConfigError, TakenOverError
 
 
 @pytest.fixture(params=stores.KINDS)
@@ -130,6 +130,13 @@ def test_a_stream_that_cannot_be_opened_claims_nothing(cluster, client, place):
         client.stream(start=stores.opened(place), on_rollback="raise")
     with pytest.raises(ConfigError, match=r"^vbuckets: vBucket 16 does not exist"):
         client.stream(start=stores.opened(place), vbuckets=range(17))
+    for collections in ["nope", ["_default", "nope.*"]]:
+        with pytest.raises(ConfigError, match=r"there is no \w+ '(_default\.)?nope'"):
+            client.stream(start=stores.opened(place), collections=collections)
+    with cluster.connect() as other:
+        pass
+    with pytest.raises(ClosedError):
+        other.stream(start=stores.opened(place))
     store.save(batch.checkpoint)
     assert store.load() == batch.checkpoint
 
