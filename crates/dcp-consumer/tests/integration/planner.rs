@@ -315,6 +315,23 @@ async fn a_cluster_that_was_there_may_be_away() {
 }
 
 #[tokio::test]
+async fn without_patience_a_resumed_read_is_planned_if_the_nodes_answer() {
+    let producer = producer(1, 4).await;
+    write(&producer, 0..5);
+    let client = connect(&producer).await;
+    let impatient = with(PlannerOptions::default(), |o| o.patience = Duration::ZERO);
+    let mut planner = Planner::new(&client, impatient).await.unwrap();
+    let begin: Start = planner.earliest().into();
+    let end = planner.end(&begin, &last()).await.unwrap();
+    write(&producer, 5..9);
+    planner.observe(false).await.unwrap();
+    // Whether the server still has the history up to here is a question.
+    let resumed: Start = end.into();
+    let end = planner.end(&resumed, &last()).await.unwrap();
+    assert!(!planner.partitions(&resumed, &end, None, &last()).await.unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn what_was_never_there_fails_at_once() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;

@@ -94,12 +94,12 @@ impl Planner {
         start: &Start,
         limits: &Limits,
     ) -> Result<BTreeMap<Vbid, Observed>, PlannerError> {
-        let begun = Instant::now();
+        let (begun, mut was_asked) = (Instant::now(), false);
         loop {
             let observed = self.observed(start.offsets());
             let asked = questions(start, &observed, limits);
             let Some(&vbid) = asked.keys().next() else { return Ok(observed) };
-            if begun.elapsed() > self.options.patience {
+            if was_asked && begun.elapsed() > self.options.patience {
                 let message = format!("the history of {vbid} keeps changing");
                 return Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into());
             }
@@ -117,6 +117,7 @@ impl Planner {
                 self.look(limits.persisted_only && !limits.is_last).await?;
             }
             self.answers = answers;
+            was_asked = true;
         }
     }
 
