@@ -51,7 +51,7 @@ class ReadOptions:
     """Seconds in which a connection, and the first contact of a read, must succeed."""
     retry_timeout: float = ConnectionOptions.retry_timeout
     """Seconds for which to retry while the cluster, or a vBucket, is unavailable, once it has
-    answered: a failover may take two minutes, a restart more."""
+    answered: a failover may take two minutes, a restart more. 0 disables retries."""
     tls_ca: str | None = None
     """PEM file with the certificate authorities to trust; by default, the system's and
     Capella's."""
@@ -365,9 +365,9 @@ def _seconds(name: str, value: object) -> float:
     try:
         seconds = float(str(value).strip().lower().removesuffix("s"))
     except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise _wrong(name, value, "a number of seconds above 0")
+        seconds = -1.0
+    if not 0 <= seconds < float("inf"):
+        raise _wrong(name, value, "a number of seconds")
     return seconds
 
 
