@@ -126,14 +126,14 @@ pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<St
 }
 
 fn no_scope(name: &str) -> Error {
-    config(format!("there is no scope '{name}' in the bucket"))
+    config(format!("collections: there is no scope '{name}' in the bucket"))
 }
 
 fn no_collection(name: &str, manifest: &Manifest) -> Error {
     let scope = name.strip_prefix("_default.").filter(|of| manifest.scope_named(of).is_some());
     let hint = scope.map(|of| format!("; did you mean all of scope '{of}', which is '{of}.*'?"));
     let hint = hint.unwrap_or_default();
-    config(format!("there is no collection '{name}' in the bucket{hint}"))
+    config(format!("collections: there is no collection '{name}' in the bucket{hint}"))
 }
 
 fn config(message: String) -> Error {

@@ -324,6 +324,10 @@ async fn a_filter_to_store_is_looked_up_in_the_newest_manifest() {
     producer.drop_collection("_default", "carts").unwrap();
     let error = client.stored_filter(&names, true).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().starts_with("collections: there is no collection '_default.carts'"));
+    let patterns = Filter::Collections(vec!["nope.*".to_owned()]);
+    let error = client.stored_filter(&patterns, true).await.unwrap_err();
+    assert!(error.to_string().starts_with("collections: there is no scope 'nope'"), "{error}");
 }
 
 #[tokio::test]
