@@ -178,24 +178,33 @@ class SqlStore:
                 for each in named
                 if rows[each].document != documents[each]
             ]
-            # The transaction may not see everything: use only rows that this reader still owns.
+            if not moved:
+                return
+            # Queries may show the table as it was when the transaction began: only an update knows
+            # who owns a row now.
             cursor.executemany(
                 sql("UPDATE {table} SET document = {1} WHERE vbucket = {2} AND owner = {3}"),
                 moved,
             )
-            self._check(self._rows(cursor, sql, claimed, but_documents=True))
+            if cursor.rowcount != len(moved):
+                # Not every driver adds them up, but a transaction sees what it has written itself.
+                written = self._rows(cursor, sql, [each for _, each, _ in moved])
+                self._check(
+                    {
+                        each: row if row.document == documents[each] else _Row("", None)
+                        for each, row in written.items()
+                    },
+                    among=written,
+                )
 
-    def _check(self, rows: dict[int, _Row]) -> None:
+    def _check(self, rows: dict[int, _Row], *, among: Iterable[int] | None = None) -> None:
         owners = {vbucket: row.owner for vbucket, row in rows.items()}
-        self._claims.check(owners, f"table {self._table}")
+        self._claims.check(owners, f"table {self._table}", among)
 
-    def _rows(
-        self, cursor: Any, sql: _Sql, wanted: Collection[int], *, but_documents: bool = False
-    ) -> dict[int, _Row]:
-        document = "NULL" if but_documents else "document"
-        statement = f"SELECT vbucket, owner, {document} FROM {{table}}"  # noqa: S608 - a column
+    def _rows(self, cursor: Any, sql: _Sql, wanted: Collection[int]) -> dict[int, _Row]:
         cursor.execute(
-            sql(f"{statement} WHERE vbucket BETWEEN {{1}} AND {{2}}"), (min(wanted), max(wanted))
+            sql("SELECT vbucket, owner, document FROM {table} WHERE vbucket BETWEEN {1} AND {2}"),
+            (min(wanted), max(wanted)),
         )
         rows = {int(vbucket): _Row(*rest) for vbucket, *rest in cursor.fetchall()}
         return {vbucket: rows[vbucket] for vbucket in wanted if vbucket in rows}

@@ -11,6 +11,7 @@ import time
 import pytest
 
 import dcp_rs
+import repeatable_read
 import stores
 from dcp_rs.cli import main
 from dcp_rs.exceptions import CheckpointError, ClosedError, ConfigError, TakenOverError
@@ -433,6 +434,38 @@ def test_rows_and_positions_are_saved_in_one_transaction(client, fill, tmp_path)
         with pytest.raises(TakenOverError), database:
             store.save_with(database, batch.checkpoint)
         assert len(database.execute("SELECT key FROM orders").fetchall()) == len(written)
+
+
+@pytest.mark.parametrize("counts", ["all", "last", "none"])
+def test_a_takeover_that_a_transaction_does_not_see_is_noticed(client, fill, tmp_path, counts):
+    fill(40)
+
+    def connect():
+        return repeatable_read.Connection(tmp_path / "orders.db", counts=counts)
+
+    store, other = (dcp_rs.SqlStore(connect) for _ in range(2))
+    stream = client.stream(start=store, until="now", batch=dcp_rs.BatchPolicy(max_rows=10))
+    first, second = next(stream), next(stream)
+    store.save(first.checkpoint)
+    with contextlib.closing(connect()) as results:
+        results.cursor().execute("SELECT 1")
+        other.claim([vbucket := max(second.checkpoint.seqnos)])
+        with pytest.raises(TakenOverError, match=rf"vBuckets {vbucket},") as raised:
+            store.save_with(results, second.checkpoint)
+        assert raised.value.vbucket == vbucket
+        results.rollback()
+        # What it still owns can be saved.
+        mine = second.checkpoint.restricted_to(set(range(16)) - {vbucket})
+        assert store.load() == first.checkpoint
+        other.save(first.checkpoint.restricted_to([vbucket]))
+        with pytest.raises(TakenOverError):
+            store.save_with(results, mine)
+    again = dcp_rs.SqlStore(connect)
+    again.claim(range(16))
+    with contextlib.closing(connect()) as results:
+        again.save_with(results, second.checkpoint)
+        results.commit()
+    assert again.load() == second.checkpoint
 
 
 @pytest.mark.parametrize(
