@@ -145,8 +145,8 @@ def explain_rollback(
         ...     vbuuid=0xCAFE, start_seqno=1000, snapshot_start=1000, snapshot_end=1000,
         ... ))
         rollback to 900: branch 0xcafe is shared up to seqno 900, where the next newer branch \
-0xbeef begins; the client stands at seqno 1000 and has changes beyond it that this history does \
-not have, so it must go back to seqno 900
+0xbeef begins; the client stands at seqno 1000 and has changes beyond seqno 900 that the vBucket's \
+history lacks, so it must go back to seqno 900
 
     Args:
         failover_log: The server's history branches as `(vbuuid, seqno)`, newest first, as its

@@ -36,7 +36,7 @@ impl<'a> Explanation<'a> {
         match newer {
             None => write!(
                 f,
-                "branch {vbuuid} is the vBucket's newest and reaches to its high seqno {upper}"
+                "branch {vbuuid} is the vBucket's newest and reaches to the high seqno {upper}"
             ),
             Some(newer) => write!(
                 f,
@@ -57,9 +57,12 @@ impl<'a> Explanation<'a> {
             ContinueReason::SharedHistory { upper } => {
                 self.shared(upper, f)?;
                 if start == snapshot.start {
-                    write!(f, "; the client's start seqno {start} lies within it")
+                    write!(f, "; the client's start seqno {start} is not beyond seqno {upper}")
                 } else {
-                    write!(f, "; the client's snapshot {snapshot} lies within it")
+                    write!(
+                        f,
+                        "; the client's snapshot {snapshot} does not end beyond seqno {upper}"
+                    )
                 }
             }
         }
@@ -76,16 +79,16 @@ impl<'a> Explanation<'a> {
             RollbackReason::Purged { purge_seqno } => write!(
                 f,
                 "the client's start seqno {start} is below the purge seqno {purge_seqno}: \
-                 deletions in between are purged and would be missed, so it must start over from \
-                 seqno {seqno}"
+                 deletions between the two may have been purged and would be missed, so it \
+                 must start over from seqno {seqno}"
             ),
             RollbackReason::UnknownVbuuid => {
                 let entries = self.query.table.entries();
                 write!(
                     f,
                     "the client's vbuuid {vbuuid} is not among the {} in the failover log, the \
-                     newest of which is {}: nothing it has is known to be part of this history, \
-                     so it must start over from seqno {seqno}",
+                     newest of which is {}: nothing that the client has is known to be part of \
+                     the vBucket's history, so it must start over from seqno {seqno}",
                     entries.len(),
                     self.query.table.newest().vbuuid
                 )
@@ -94,16 +97,17 @@ impl<'a> Explanation<'a> {
                 self.shared(upper, f)?;
                 write!(
                     f,
-                    "; the client stands at seqno {start} and has changes beyond it that this \
-                     history does not have, so it must go back to seqno {seqno}"
+                    "; the client stands at seqno {start} and has changes beyond seqno {upper} \
+                     that the vBucket's history lacks, so it must go back to seqno {seqno}"
                 )
             }
             RollbackReason::SnapshotBeyondSharedHistory { upper } => {
                 self.shared(upper, f)?;
                 write!(
                     f,
-                    "; the client stands at seqno {start} inside snapshot {snapshot}, which ends \
-                     beyond it, so it must go back to where that snapshot starts, seqno {seqno}"
+                    "; the client stands at seqno {start}, inside snapshot {snapshot}, which ends \
+                     beyond seqno {upper}, so it must go back to the start of that snapshot, seqno \
+                     {seqno}"
                 )
             }
         }
@@ -122,11 +126,11 @@ impl fmt::Display for Explanation<'_> {
                         "a request must not end before it starts, which is checked first"
                     }
                     OutOfRange::StartOutsideSnapshot { .. } => {
-                        "a client's start must lie in the snapshot it names, which is checked \
-                         before any rollback"
+                        "the start must lie within the snapshot of the same request, which is \
+                         checked before any rollback"
                     }
                     OutOfRange::StartAboveHigh { .. } => {
-                        "there is no such change to resume from yet"
+                        "the vBucket does not have that change yet, so nothing can follow it"
                     }
                 })
             }
@@ -174,57 +178,63 @@ mod tests {
             ),
             (
                 explained(60, (60, 60), 0xb, max),
-                "branch 0xb is the vBucket's newest and reaches to its high seqno 100; the \
-                 client's start seqno 60 lies within it",
+                "branch 0xb is the vBucket's newest and reaches to the high seqno 100; the \
+                 client's start seqno 60 is not beyond seqno 100",
             ),
             (
                 explained(60, (50, 70), 0xb, max),
-                "branch 0xb is the vBucket's newest and reaches to its high seqno 100; the \
-                 client's snapshot [50, 70] lies within it",
+                "branch 0xb is the vBucket's newest and reaches to the high seqno 100; the \
+                 client's snapshot [50, 70] does not end beyond seqno 100",
             ),
             (
                 explained(35, (35, 40), 0xa, max),
-                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
-                 begins; the client's start seqno 35 lies within it",
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb begins; the \
+                 client's start seqno 35 is not beyond seqno 40",
             ),
             (
                 explained(20, (20, 20), 0xa, max),
-                "the client's start seqno 20 is below the purge seqno 30: deletions in \
-                 between are purged and would be missed, so it must start over from seqno 0",
+                "the client's start seqno 20 is below the purge seqno 30: deletions between the \
+                 two may have been purged and would be missed, so it must start over from seqno 0",
             ),
             (
                 explained(60, (60, 60), 0xc, max),
-                "the client's vbuuid 0xc is not among the 2 in the failover log, the newest \
-                 of which is 0xb: nothing it has is known to be part of this history, so it \
-                 must start over from seqno 0",
+                "the client's vbuuid 0xc is not among the 2 in the failover log, the newest of \
+                 which is 0xb: nothing that the client has is known to be part of the vBucket's \
+                 history, so it must start over from seqno 0",
             ),
             (
                 explained(60, (60, 60), 0xa, max),
-                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
-                 begins; the client stands at seqno 60 and has changes beyond it that this \
-                 history does not have, so it must go back to seqno 40",
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb begins; the \
+                 client stands at seqno 60 and has changes beyond seqno 40 that the vBucket's \
+                 history lacks, so it must go back to seqno 40",
+            ),
+            (
+                explained(120, (120, 120), 0xb, max),
+                "branch 0xb is the vBucket's newest and reaches to the high seqno 100; the client \
+                 stands at seqno 120 and has changes beyond seqno 100 that the vBucket's history \
+                 lacks, so it must go back to seqno 100",
             ),
             (
                 explained(38, (35, 50), 0xa, max),
-                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb \
-                 begins; the client stands at seqno 38 inside snapshot [35, 50], which ends \
-                 beyond it, so it must go back to where that snapshot starts, seqno 35",
+                "branch 0xa is shared up to seqno 40, where the next newer branch 0xb begins; the \
+                 client stands at seqno 38, inside snapshot [35, 50], which ends beyond seqno 40, \
+                 so it must go back to the start of that snapshot, seqno 35",
             ),
             (
                 explained(45, (40, 50), 0xa, max),
                 "branch 0xa is shared up to seqno 40, where the next newer branch 0xb begins; the \
-                 client stands at seqno 45 inside snapshot [40, 50], which ends beyond it, so it \
-                 must go back to where that snapshot starts, seqno 40",
+                 client stands at seqno 45, inside snapshot [40, 50], which ends beyond seqno 40, \
+                 so it must go back to the start of that snapshot, seqno 40",
             ),
             (
                 explained(60, (60, 60), 0xb, 50),
-                "start seqno 60 is greater than end seqno 50: a request must not end before \
-                 it starts, which is checked first",
+                "start seqno 60 is greater than end seqno 50: a request must not end before it \
+                 starts, which is checked first",
             ),
             (
                 explained(60, (70, 80), 0xb, max),
-                "start seqno 60 is not within snapshot [70, 80]: a client's start must lie \
-                 in the snapshot it names, which is checked before any rollback",
+                "start seqno 60 is not within snapshot [70, 80]: the start must lie within the \
+                 snapshot of the same request, which is checked before any rollback",
             ),
         ] {
             assert_eq!(text, said);
