@@ -35,12 +35,16 @@ const LOCKED: Duration = Duration::from_secs(10);
 /// Blocks; call it from a blocking task.
 ///
 /// # Errors
-/// [`ErrorKind::Checkpoint`] with the IO error as its source; the old document is still there.
+/// [`ErrorKind::Checkpoint`] with the IO error as its source; the old document is still there. A
+/// device, pipe or socket at `path` is not replaced.
 pub fn save_checkpoint(checkpoint: &Checkpoint, path: &Path) -> Result<(), Error> {
     let failed = |error: io::Error| {
         let message = format!("the checkpoint could not be written to {}", path.display());
         Error::new(ErrorKind::Checkpoint, message).with_source(error)
     };
+    if fs::metadata(path).is_ok_and(|there| !there.is_file()) {
+        return Err(failed(io::Error::other("it is not a regular file, and is not replaced")));
+    }
     let temporary = temporary_path(path).map_err(failed)?;
     // A file that cannot be created may belong to another writer, and is left alone.
     let file = create(&temporary).map_err(failed)?;

@@ -68,6 +68,24 @@ fn the_old_checkpoint_outlives_a_failed_write() {
     assert!(save_checkpoint(&checkpoint(1), folder.path().join("missing/x").as_path()).is_err());
 }
 
+#[cfg(unix)]
+#[test]
+fn what_is_no_regular_file_is_not_replaced() {
+    use std::os::unix::fs::{FileTypeExt, symlink};
+
+    let folder = tempfile::tempdir().unwrap();
+    let (socket, link) = (folder.path().join("socket"), folder.path().join("link"));
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    symlink(&socket, &link).unwrap();
+    for path in [&socket, &link] {
+        let error = save_checkpoint(&checkpoint(1), path).unwrap_err();
+        let why = std::error::Error::source(&error).unwrap().to_string();
+        assert!(why.contains("not a regular file"), "{why}");
+        assert!(fs::metadata(path).unwrap().file_type().is_socket());
+    }
+    assert_eq!(names(folder.path()), ["link", "socket"]);
+}
+
 fn names(folder: &std::path::Path) -> Vec<String> {
     let name = |entry: std::io::Result<fs::DirEntry>| entry.unwrap().file_name().into_string();
     let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| name(e).unwrap()).collect();
