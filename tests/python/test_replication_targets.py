@@ -347,6 +347,21 @@ def test_a_table_of_the_users_own_may_have_a_unique_index(cluster, request, tmp_
         assert [json.loads(row["value"]) for row in replica.rows()] == [{"n": n}]
 
 
+@pytest.mark.parametrize(
+    "url", ["delta://{}", "parquet://{}", "iceberg://{}?table=a.b", "duckdb://{}.duckdb"]
+)
+def test_a_target_that_cannot_be_there_is_refused(client, tmp_path, url):
+    mode = "table" if url.startswith(("delta", "duckdb")) else "log"
+    with pytest.raises(ConfigError, match=r"^target: has a NUL \(%00\)"):
+        dcp_rs.replicate(client, url.format(tmp_path / "a%00b"), mode=mode, once=True)
+    if not url.startswith("duckdb"):
+        (tmp_path / "file").touch()
+        told = r"^target: the folder .*/file/x cannot be created: Not a directory"
+        with pytest.raises(ConfigError, match=told):
+            dcp_rs.replicate(client, url.format(tmp_path / "file/x"), mode=mode, once=True)
+    assert [each.name for each in tmp_path.iterdir()] in ([], ["file"])
+
+
 def test_a_number_sign_is_part_of_a_path(cluster, tmp_path):
     cluster.upsert("a", {})
     replicate(cluster, f"duckdb://{tmp_path}/a#b.duckdb?table=c")

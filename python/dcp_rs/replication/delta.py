@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, check_use, overtaken
+from dcp_rs.replication.target import IDENTITY, check_use, make_folder, overtaken
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -58,7 +58,7 @@ class DeltaTarget:
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._table.make(schema)
         state = self._load()
         check_use(state, schema, mode)

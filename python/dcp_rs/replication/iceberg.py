@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import missing_columns, overtaken, refuse_variants
+from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -78,7 +78,7 @@ class IcebergTarget:
                 f"target: {str(folder)!r} has a #, ? or %, at which pyiceberg would take a part of"
                 " it for the folder: use another"
             )
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         catalog = SqlCatalog(
             "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
         )

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 from dcp_rs._arrow import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import missing_columns, overtaken, refuse_variants
+from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -61,7 +61,7 @@ class ParquetTarget:
         import pyarrow.parquet as pq
 
         refuse_variants(schema, "PyArrow")
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self._take_lock()
         # What a crash has left; other hidden files are not ours.
         for left in self._folder.glob(f".{'[0-9]' * _DIGITS}.parquet"):

@@ -10,6 +10,7 @@ from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
@@ -190,6 +191,8 @@ class Address:
         Raises:
             ConfigError: The text is not a URL.
         """
+        if "\0" in unquote(url):
+            raise ConfigError("target: has a NUL (%00), which neither paths nor names may have")
         try:
             # A # is part of a path or a password, as SQL libraries take it.
             parts = urlsplit(url, allow_fragments=False)
@@ -228,6 +231,19 @@ class Address:
         if not self.path:
             raise ConfigError(f"target: name {what}, as in {example}")
         return self.path
+
+
+def make_folder(folder: Path) -> None:
+    """Creates the folder of a target, and those above it, unless it is there.
+
+    Raises:
+        ConfigError: It cannot be created.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        why = (isinstance(error, OSError) and error.strerror) or error
+        raise ConfigError(f"target: the folder {folder} cannot be created: {why}") from error
 
 
 def quote(name: str) -> str:
