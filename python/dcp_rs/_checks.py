@@ -47,9 +47,11 @@ def path(option: str, value: object) -> None:
     if not isinstance(value, str | os.PathLike):
         raise wrong_type(option, value, "a path")
     try:
-        os.fsencode(value)
+        has_nul = b"\0" in os.fsencode(value)
     except UnicodeEncodeError as error:
         raise ConfigError(f"{option}: is not a valid path") from error
+    if has_nul:
+        raise ConfigError(f"{option}: is not a valid path: it has a NUL")
     if not os.fspath(value):
         raise ConfigError(f"{option}: must not be empty")
 

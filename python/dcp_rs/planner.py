@@ -208,7 +208,7 @@ def is_offsets(text: str) -> bool:
     """Whether text contains offsets, even damaged ones, rather than a checkpoint."""
     try:
         document = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text.startswith("{") and '"format"' not in text
     return isinstance(document, dict) and "s" in document and "format" not in document
 
@@ -225,7 +225,7 @@ def parse_offsets(text: str) -> Offsets:
 def _load(text: str) -> Offsets:
     try:
         document = json.loads(text)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise _damaged(str(error)) from error
     if not isinstance(document, dict):
         raise _damaged("no JSON object")
@@ -246,7 +246,7 @@ def _dump(option: str, offsets: Mapping[str, Any]) -> str:
     _checks.instance(option, offsets, Mapping, "offsets")
     try:
         return json.dumps(offsets, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:
         raise _damaged(str(error)) from error
 
 

@@ -3,6 +3,11 @@
 import subprocess
 import sys
 
+import pytest
+
+from dcp_rs import planner
+from dcp_rs.exceptions import CheckpointError
+
 PROGRAM = """
 import logging, threading, time
 import dcp_rs
@@ -33,6 +38,14 @@ with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16) as cluster, cluster.co
             assert planner.tasks(start, end, 4, options)
         mover.join()
 """
+
+
+def test_offsets_that_are_nested_too_deeply_are_damaged():
+    nested = "[" * 100_000
+    assert not planner.is_offsets(nested)
+    with pytest.raises(CheckpointError, match="the offsets are damaged") as raised:
+        planner.parse_offsets(nested)
+    assert raised.value.code == "offsets"
 
 
 def test_planning_and_logging_do_not_wait_for_each_other():

@@ -9,6 +9,7 @@ import pytest
 
 import dcp_rs
 from dcp_rs.cli import main
+from dcp_rs.exceptions import ConfigError
 
 
 class Shelf:
@@ -197,6 +198,12 @@ def test_a_damaged_file_is_an_error_and_no_first_start(client, tmp_path):
     path.symlink_to(tmp_path / "nowhere")
     with pytest.raises(dcp_rs.exceptions.CheckpointError):
         client.stream(start=store)
+
+
+def test_a_path_with_a_nul_is_refused(tmp_path):
+    for use in (dcp_rs.FileStore, dcp_rs.Checkpoint.load):
+        with pytest.raises(ConfigError, match=r"^path: is not a valid path: it has a NUL$"):
+            use(f"{tmp_path}/a\0b")
 
 
 def test_what_is_no_store_is_refused(client):
