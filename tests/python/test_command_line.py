@@ -522,3 +522,27 @@ def test_options_are_called_as_in_python():
         "client", "target", "stop", "on_progress"
     }  # fmt: skip
     assert [o for o in sorted(options) if f"--{o.replace('_', '-')}" not in shown] == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["cat", "couchbase://h", "--checkpoint", ""], "'--checkpoint': must not be empty"),
+        (["export", "couchbase://h", "a.csv", "--checkpoint", ""], "'--checkpoint': must not"),
+        (["lag", "couchbase://h", "--checkpoint", ""], "'--checkpoint': must not be empty"),
+        (["checkpoint", "show", ""], "'FILE': must not be empty"),
+        (["checkpoint", "copy", "a", ""], "'TO': must not be empty"),
+        (["decode", ""], "'FILE': must not be empty"),
+        (["serve", "--users", ""], "'--users': must not be empty"),
+        (["serve", "--faults", ""], "'--faults': must not be empty"),
+        (["serve", "--data", ""], "--data: must not be empty"),
+        (["serve", "--faults", "missing.json"], "missing.json cannot be read: No such file"),
+    ],
+)
+def test_an_empty_or_missing_file_name_is_refused_by_the_options_name(
+    arguments, named, capfd, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) in {1, 2}
+    assert named in capfd.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -89,6 +89,13 @@ def _start(text: str) -> str | Checkpoint:
     return Checkpoint.load(text)
 
 
+def file_name(text: str) -> str:
+    """Takes the name of a file; an empty one would name a folder, or nothing."""
+    if not text:
+        raise click.BadParameter("must not be empty")
+    return text
+
+
 def given(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that were given; the package has defaults for the others."""
     return {

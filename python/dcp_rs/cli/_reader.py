@@ -12,7 +12,7 @@ import click
 
 from dcp_rs._arrow import require
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.cli._options import taking
+from dcp_rs.cli._options import file_name, taking
 from dcp_rs.exceptions import CheckpointError, ConfigError, ConnectError
 
 if TYPE_CHECKING:
@@ -126,7 +126,12 @@ def reader_options(*, required: bool) -> Decorator:
 
     return taking(
         [
-            click.option("--checkpoint", metavar="FILE", help="Checkpoint file of the reader."),
+            click.option(
+                "--checkpoint",
+                metavar="FILE",
+                type=file_name,
+                help="Checkpoint file of the reader.",
+            ),
             click.option("--metrics", metavar="URL", help="Prometheus metrics of the reader."),
             click.option(
                 "--stream", metavar="NAME", help="The reader's stream, if it has several."

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs.cli._options import connection_options, go_on_from, output_options, reading_options
+from dcp_rs.cli._options import (
+    connection_options,
+    file_name,
+    go_on_from,
+    output_options,
+    reading_options,
+)
 from dcp_rs.cli._output import sync, width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
 from dcp_rs.client import Client, ConnectionOptions
@@ -34,6 +40,7 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
         click.option(
             "--checkpoint",
             metavar="FILE",
+            type=file_name,
             help="Resume from the checkpoint in FILE, if it exists, and keep it up to date.",
         ),
         click.option(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.cli._options import output_options, vbuckets_option
+from dcp_rs.cli._options import file_name, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.stores import FileStore
@@ -29,7 +29,7 @@ def _of_vbuckets(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @checkpoint.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=file_name)
 @_of_vbuckets
 def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     """Print the positions in FILE."""
@@ -61,7 +61,7 @@ def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 
 
 @checkpoint.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=file_name)
 @_of_vbuckets
 def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     """Remove positions, so that their vBuckets are read from the beginning.
@@ -78,8 +78,8 @@ def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 
 
 @checkpoint.command()
-@click.argument("file", metavar="FROM")
-@click.argument("to", metavar="TO")
+@click.argument("file", metavar="FROM", type=file_name)
+@click.argument("to", metavar="TO", type=file_name)
 @click.option("--force", is_flag=True, help="Overwrite TO if it exists.")
 @_of_vbuckets
 def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dcp_rs.cli._options import output_options
+from dcp_rs.cli._options import file_name, output_options
 from dcp_rs.cli._rows import base64_of
 from dcp_rs.debug import Decoder, Packet
 from dcp_rs.exceptions import ProtocolError
@@ -36,7 +36,7 @@ class _Piece:
 
 
 @click.command()
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="FILE", type=file_name)
 @click.option(
     "--collections",
     is_flag=True,

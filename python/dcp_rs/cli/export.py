@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from dcp_rs._arrow import require_pyarrow
-from dcp_rs.cli._options import connection_options, go_on_from, reading_options
+from dcp_rs.cli._options import connection_options, file_name, go_on_from, reading_options
 from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines
 from dcp_rs.client import Client, ConnectionOptions
@@ -51,6 +51,7 @@ _GROUP_BYTES = 64 * 1024 * 1024
 @click.option(
     "--checkpoint",
     metavar="STORE",
+    type=file_name,
     help="Resume from the checkpoint in the file STORE, if it exists, and keep it up to date.",
 )
 @reading_options()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import _dcp_rs
-from dcp_rs.cli._options import given, output_options, password, password_options
+from dcp_rs.cli._options import file_name, given, output_options, password, password_options
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.testing import EmbeddedCluster, Limits, User
 
@@ -97,17 +97,17 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
 )
 @click.option(
     "--users",
-    type=Path,
+    type=file_name,
     metavar="FILE",
     help='Users who may only read: [{"username": "reader", "password": "...", "reads": null}].',
 )
-@click.option("--faults", type=Path, metavar="FILE", help="JSON list of fault rules.")
+@click.option("--faults", type=file_name, metavar="FILE", help="JSON list of fault rules.")
 @output_options
 def serve(
     *,
     tls_ca: str | None,
-    users: Path | None,
-    faults: Path | None,
+    users: str | None,
+    faults: str | None,
     password_env: str | None,
     password_file: Path | None,
     as_json: bool,
@@ -177,18 +177,20 @@ def _facts(cluster: EmbeddedCluster) -> dict[str, object]:
     return facts
 
 
-def _users(path: Path | None) -> list[User]:
+def _users(path: str | None) -> list[User]:
     try:
         return [User(**user) for user in _rules(path)]
     except TypeError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _rules(path: Path | None) -> list[dict[str, Any]]:
+def _rules(path: str | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
-        rules = json.loads(path.read_text("utf-8"))
+        rules = json.loads(Path(path).read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise ConfigError(f"{path}: not JSON: {error}") from error
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
@@ -196,7 +198,7 @@ def _rules(path: Path | None) -> list[dict[str, Any]]:
     return rules
 
 
-def _reload(cluster: EmbeddedCluster, path: Path) -> None:
+def _reload(cluster: EmbeddedCluster, path: str) -> None:
     """Reads the fault rules again; the previous ones stay if that fails."""
     fired = _fired(cluster)
     try:

@@ -126,6 +126,8 @@ class EmbeddedCluster(Documents, Control):
             options["limits"] = vars(limits)
         elif limits is not None:
             raise _checks.wrong_type("limits", limits, "a dcp_rs.testing.Limits")
+        if data is not None:
+            _checks.path("data", data)
         self._options = options
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None
