@@ -63,13 +63,14 @@ class Beginning:
         if isinstance(self._start, Checkpoint):
             # Otherwise, its positions of other members' vBuckets would be saved.
             part = self._start.restricted_to(vbuckets) if self._is_share else self._start
+            _check_bucket(part, bucket_uuid)
             return part._inner  # noqa: SLF001 - the package's own
         if self.store is None:
             return self._start
         stored = self._stored(vbuckets, options["until"], num_vbuckets)
         if not isinstance(stored, Checkpoint):
             return stored
-        _check_bucket(self.store, stored, bucket_uuid)
+        _check_bucket(stored, bucket_uuid, self.store)
         return stored._inner  # noqa: SLF001 - the package's own
 
     def _stored(self, vbuckets: Iterable[int] | None, until: object, num_vbuckets: int) -> object:
@@ -90,13 +91,22 @@ class Beginning:
         return stored
 
 
-def _check_bucket(store: object, stored: Checkpoint, bucket_uuid: str) -> None:
-    """Refuses another bucket's checkpoint, by the name of its file; the engine does not know it."""
-    if isinstance(store, FileStore) and stored.bucket_uuid != bucket_uuid:
-        error = CheckpointError(
-            f"{store.path}: the checkpoint belongs to another bucket (uuid {stored.bucket_uuid}, "
-            f"this one has {bucket_uuid}): if the bucket was recreated, delete the file to read "
-            "from the beginning"
+def _check_bucket(stored: Checkpoint, bucket_uuid: str, store: object = None) -> None:
+    """Refuses another bucket's checkpoint, by the name of its file if it has one."""
+    if stored.bucket_uuid == bucket_uuid:
+        return
+    if isinstance(store, FileStore):
+        where = store.path
+        advice = "if the bucket was recreated, delete the file to read from the beginning"
+    else:
+        where = "the checkpoint cannot be used"
+        advice = (
+            "the bucket was recreated, or the checkpoint was made for another one; start without a "
+            "checkpoint"
         )
-        error.code = "checkpoint"
-        raise error
+    error = CheckpointError(
+        f"{where}: the checkpoint belongs to another bucket (uuid {stored.bucket_uuid}, this one "
+        f"has {bucket_uuid}): {advice}"
+    )
+    error.code = "bucket_changed"
+    raise error

@@ -6,6 +6,7 @@ import zlib
 import pytest
 
 import dcp_rs
+from dcp_rs import planner
 from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
 from reading import rows_of
 
@@ -73,8 +74,15 @@ def test_a_damaged_checkpoint_is_refused(checkpoint, tmp_path):
 def test_a_checkpoint_of_another_bucket_is_refused(checkpoint):
     with dcp_rs.testing.EmbeddedCluster(vbuckets=16) as other, other.connect() as client:
         other.upsert("a", b"1")
-        with pytest.raises(CheckpointError, match="another bucket"):
-            client.stream(start=checkpoint, until="now")
+        kept = dcp_rs.MemoryStore()
+        kept.save(checkpoint)
+        for start in (checkpoint, kept):
+            with pytest.raises(CheckpointError, match="another bucket") as raised:
+                client.stream(start=start, until="now")
+            assert raised.value.code == "bucket_changed"
+        with pytest.raises(CheckpointError, match="another bucket") as raised:
+            planner.Planner(client).end(checkpoint, planner.PlanOptions())
+        assert raised.value.code == "bucket_changed"
 
 
 async def test_a_file_with_another_buckets_checkpoint_is_named(checkpoint, tmp_path):
@@ -84,7 +92,7 @@ async def test_a_file_with_another_buckets_checkpoint_is_named(checkpoint, tmp_p
     with dcp_rs.testing.EmbeddedCluster(vbuckets=16) as other, other.connect() as client:
         with pytest.raises(CheckpointError, match=told) as raised:
             client.stream(start=store, until="now")
-        assert raised.value.code == "checkpoint"
+        assert raised.value.code == "bucket_changed"
         async with dcp_rs.connect_async(client.options) as same:
             with pytest.raises(CheckpointError, match=told):
                 await same.stream(start=store, until="now")
