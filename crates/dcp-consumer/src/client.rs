@@ -7,7 +7,8 @@ use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::{Delivery, EndKind, Hidden, StreamFilter, StreamPosition};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::message::ObservedSeqno;
+use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
@@ -383,6 +384,9 @@ fn latest(seqno: Seqno, log: FailoverLog) -> Position {
 
 /// Refuses a checkpoint that is ahead of the server without a failover that explains it: resuming
 /// would silently skip the next changes.
+///
+/// `high` may leave out prepared and aborted durable writes, which a position can be at: only the
+/// seqno of the history counts.
 async fn check_not_ahead(
     checkpoint: &Checkpoint,
     vbids: &BTreeSet<Vbid>,
@@ -397,10 +401,20 @@ async fn check_not_ahead(
             checkpoint.position(*vbid).is_some_and(|position| position.seqno > high)
         })
         .collect();
-    let logs = nodes.failover_logs(&ahead).await?;
-    for (vbid, log) in logs {
+    let mut logs = nodes.failover_logs(&ahead).await?;
+    logs.retain(|&vbid, log| {
+        checkpoint.position(vbid).is_some_and(|it| it.vbuuid() == log.newest().vbuuid)
+    });
+    let branches: BTreeMap<Vbid, Vbuuid> =
+        logs.iter().map(|(&vbid, log)| (vbid, log.newest().vbuuid)).collect();
+    let observed = nodes.observe(&branches).await?;
+    for (vbid, branch) in branches {
         let Some(position) = checkpoint.position(vbid) else { continue };
-        if position.vbuuid() == log.newest().vbuuid {
+        // After a failover in between, the server rolls back.
+        let is_ahead = |seen: &ObservedSeqno| {
+            seen.vbuuid == branch && seen.failover.is_none() && position.seqno > seen.current_seqno
+        };
+        if observed.get(&vbid).is_some_and(is_ahead) {
             let message = format!(
                 "the checkpoint is ahead of the server ({vbid}: seqno {}, the server has {}): it \
                  belongs to another copy of the bucket, or the bucket was restored; start without \

@@ -159,7 +159,7 @@ impl Planner {
         let mut head = self.planned.as_ref()?.2.clone();
         for (&vbid, seen) in &self.seen {
             let known = self.heads.as_ref().and_then(|heads| heads.get(&vbid)).copied();
-            let seqno = known.unwrap_or(seen.high_seqno).min(seen.high_seqno);
+            let seqno = known.unwrap_or(seen.reported_seqno).min(seen.reported_seqno);
             head.set(vbid, Offset { seqno, vbuuid: seen.log.newest().vbuuid, ..head.get(vbid) });
         }
         Some(head)

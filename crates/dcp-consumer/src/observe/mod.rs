@@ -40,6 +40,9 @@ pub struct Observation {
     pub log: FailoverLog,
     /// Its highest seqno, on the newest branch of that history.
     pub high_seqno: Seqno,
+    /// The highest seqno that the server reports to streams; at most `high_seqno`. Before Couchbase
+    /// Server 7.1, or without collections, it does not count prepared and aborted durable writes.
+    pub reported_seqno: Seqno,
     /// Seqno that is persisted on the active copy and on every replica in the cluster map, all on
     /// the same branch; 0 if one of them does not answer or is on another branch. `None` if it was
     /// not requested.
@@ -212,6 +215,8 @@ async fn observe_active(
         logs.extend(nodes.failover_logs(&unknown).await?);
         let branch = |&vbid: &Vbid| Some((vbid, logs.get(&vbid)?.newest().vbuuid));
         let branches: BTreeMap<Vbid, Vbuuid> = missing.iter().filter_map(branch).collect();
+        // First, so that they are on these branches if those are still the newest afterwards.
+        let reported = nodes.high_seqnos(&missing).await?;
         let seqnos = nodes.observe(&branches).await?;
         for (vbid, vbuuid) in branches {
             let seen = seqnos.get(&vbid).filter(|seen| is_on(seen, vbuuid));
@@ -220,10 +225,12 @@ async fn observe_active(
                 continue;
             };
             let (high_seqno, persisted) = (seen.current_seqno, seen.persisted_seqno);
+            let reported_seqno = reported.get(&vbid).copied().unwrap_or_default().min(high_seqno);
             let persisted_seqno = Some(persisted.min(high_seqno));
             let purge_seqno = purged.get(&vbid).copied().flatten();
             let log = log.clone();
-            let seen = Observation { log, high_seqno, persisted_seqno, purge_seqno };
+            let seen =
+                Observation { log, high_seqno, reported_seqno, persisted_seqno, purge_seqno };
             observed.insert(vbid, seen);
             missing.remove(&vbid);
         }

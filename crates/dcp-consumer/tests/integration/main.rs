@@ -17,6 +17,7 @@ mod observer;
 mod patience;
 mod planner;
 mod replay;
+mod reported;
 mod rollbacks;
 mod rows;
 mod tls;

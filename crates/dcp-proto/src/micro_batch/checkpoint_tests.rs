@@ -46,6 +46,7 @@ fn seen(persisted: u64, purge: Option<u64>, answers: &[(u64, Option<u64>)]) -> O
     };
     Observed {
         high: Seqno(100),
+        reported: Seqno(100),
         persisted: Some(Seqno(persisted)),
         purge: purge.map(Seqno),
         answers: answers.iter().map(answer).collect(),

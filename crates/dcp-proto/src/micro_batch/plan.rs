@@ -18,6 +18,9 @@ use crate::{FailoverLog, OnRollback, Position};
 pub struct Observed {
     /// Highest seqno of the active copy.
     pub high: Seqno,
+    /// Highest seqno that the server reports to a stream; below `high` if only prepared or aborted
+    /// writes follow and the server does not count them.
+    pub reported: Seqno,
     /// Seqno that is persisted on every present copy; `None` if it was not requested.
     pub persisted: Option<Seqno>,
     /// Seqno up to which tombstones may have been purged; `None` if the server does not report it.
@@ -256,7 +259,7 @@ pub fn plan_ranges(
         from.position.epoch = from.position.epoch.max(to.epoch);
         let begins = from.position.seqno;
         // The planned rollback still applies, but another failover may have lost more since.
-        let to = common(to, seen).min(to.seqno).max(begins);
+        let to = common(to, seen).min(to.seqno).min(seen.reported).max(begins);
         let rolled_back = is_told || rolled_back;
         if to > begins || rolled_back {
             ranges.push(SeqnoRange { vbid, from, to, rolled_back, past_purge });
@@ -267,7 +270,8 @@ pub fn plan_ranges(
 
 /// Last seqno that may be read now; not below where reading begins.
 fn available(vbid: Vbid, begin: &Begin, seen: &Observed, limits: &Limits) -> Seqno {
-    let mut end = seen.high;
+    // A task checks that its end exists, by what the server reports.
+    let mut end = seen.reported.min(seen.high);
     if limits.persisted_only && !limits.is_last {
         end = end.min(seen.persisted.unwrap_or(Seqno::ZERO));
     }

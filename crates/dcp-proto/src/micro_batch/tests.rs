@@ -33,6 +33,7 @@ fn located(node: &str, vbid: u16, seqnos: u64) -> Located {
 fn seen(high: u64, entries: &[(u64, u64)]) -> Observed {
     Observed {
         high: Seqno(high),
+        reported: Seqno(high),
         persisted: Some(Seqno(high)),
         purge: Some(Seqno::ZERO),
         answers: Vec::new(),
@@ -71,6 +72,19 @@ fn a_batch_goes_to_what_is_persisted_everywhere() {
     assert_eq!(end(offset(0, 0, 0), observed.clone(), &Limits::default()), Ok(offset(100, A, 0)));
     observed.persisted = None;
     assert_eq!(end(offset(50, A, 0), observed, &persisted()), Ok(offset(50, A, 0)), "unknown");
+}
+
+#[test]
+fn a_batch_ends_where_a_stream_is_told_that_the_vbucket_ends() {
+    // An aborted write follows, which this server does not count.
+    let now = || Observed { reported: Seqno(97), ..seen(100, &[(A, 0)]) };
+    assert_eq!(end(offset(0, 0, 0), now(), &persisted()), Ok(offset(97, A, 0)));
+    let from = offset(100, A, 0);
+    assert_eq!(end(from, now(), &persisted()), Ok(from), "SEQNO_ADVANCED has come that far");
+    // An end that was chosen at the highest seqno is read as far as it goes.
+    let [range] = &ranges(offset(0, 0, 0), from, now(), &persisted())[..] else { panic!() };
+    assert_eq!(range.to, Seqno(97));
+    assert_eq!(ranges(offset(98, A, 0), from, now(), &persisted()), []);
 }
 
 #[test]

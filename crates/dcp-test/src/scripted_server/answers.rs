@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, LazyLock};
 
 use dcp_wire::message::{
-    GetAllVbSeqnos, Hello, Request, ResolveName, ResolvedName, Sasl, encode_features,
-    encode_vb_seqnos,
+    GetAllVbSeqnos, Hello, ObservedSeqno, Request, ResolveName, ResolvedName, Sasl,
+    encode_features, encode_vb_seqnos,
 };
 use dcp_wire::sasl::{Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer};
 use dcp_wire::{
@@ -71,6 +71,15 @@ impl Answers {
             Request::GetClusterConfig(_) => return Some(json_response(frame, &self.config())),
             Request::Open(..) => self.open(),
             Request::GetAllVbSeqnos(request) => (Status::SUCCESS, self.seqnos(*request)),
+            Request::ObserveSeqno(request) => {
+                let (vbid, mut value) = (frame.header.vbid(), Vec::new());
+                let high = self.shared.script().high_seqno(vbid);
+                let (vbuuid, persisted_seqno, current_seqno) = (request.vbuuid, high, high);
+                let failover = None;
+                ObservedSeqno { vbid, vbuuid, persisted_seqno, current_seqno, failover }
+                    .encode(&mut value);
+                (Status::SUCCESS, value)
+            }
             Request::ResolveName(name) => return Some(self.resolve(frame, *name)),
             Request::Plain => match opcode {
                 Opcode::SASL_LIST_MECHS => {

@@ -126,6 +126,7 @@ impl Planner {
             let read = self.read.get(&vbid).filter(|(offset, _)| *offset == start.get(vbid));
             let observed = Observed {
                 high: seen.high_seqno,
+                reported: seen.reported_seqno,
                 persisted: seen.persisted_seqno,
                 purge: seen.purge_seqno,
                 answers: self.answers.get(&vbid).cloned().unwrap_or_default(),
