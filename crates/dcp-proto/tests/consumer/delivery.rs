@@ -487,7 +487,7 @@ fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_abov
 fn rule_10_a_stream_that_resumes_inside_the_snapshot_of_its_end_asks_for_the_rest() {
     // The rest may hold newer versions of keys at or below the end.
     for (end, snapshot, asked) in
-        [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 7), (5, (0, 5), 5), (3, (3, 10), 5)]
+        [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 10), (5, (0, 5), 5), (3, (3, 10), 5)]
     {
         let mut server = Harness::new(config());
         let request =

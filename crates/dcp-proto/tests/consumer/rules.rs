@@ -368,6 +368,44 @@ fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
 }
 
 #[test]
+fn rule_10_a_snapshot_that_was_resumed_in_is_whole_at_its_own_end() {
+    let mut server = Harness::new(config());
+    server.open(StreamPosition::new(Position::EARLIEST));
+    server.accept(LOG);
+    // A key at 3 was left out: its newer version is at 8.
+    server.marker(0, 10).mutations([1, 4]).play();
+    let request = server.reconnect_until(config(), Seqno(5));
+    assert_eq!((request.start, request.snapshot, request.end), (4, (0, 10), 10));
+    server.accept(LOG);
+    // From memory before, from disk now, which ends before 8.
+    server.marker(0, 5).mutation(5).play();
+    assert!(!server.machine.is_complete());
+    let position = server.moved().unwrap();
+    assert_eq!((position.seqno, position.snapshot), (Seqno(5), snapshot(0, 10)));
+    server.marker(6, 9).mutations([8, 9]).play();
+    assert!(!server.machine.is_complete(), "what is left out now may be newer still");
+    server.marker(10, 12).mutation(11).play();
+    assert!(!server.machine.is_complete(), "the same goes for this snapshot");
+    server.mutation(12).play();
+    assert!(server.machine.is_complete());
+    assert_eq!(server.moved().unwrap().snapshot, snapshot(0, 12));
+}
+
+#[test]
+fn a_position_at_the_start_of_a_snapshot_has_no_part_of_it() {
+    let mut server = Harness::new(config());
+    server.open(StreamPosition::new(Position::EARLIEST));
+    server.accept(LOG);
+    server.marker(0, 3).mutation(3).marker(4, 10).mutation(4).play();
+    let request = server.reconnect_until(config(), Seqno(6));
+    assert_eq!((request.start, request.snapshot, request.end), (4, (4, 10), 6));
+    // The server accepts it even if a failover has lost the rest.
+    server.accept(&[(2, 5), (1, 0)]);
+    server.marker(4, 6).mutation(6).play();
+    assert!(server.machine.is_complete());
+}
+
+#[test]
 fn rule_10_the_servers_end_completes_what_a_filter_left_short() {
     let mut server = Harness::new(config());
     server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(40));

@@ -184,6 +184,12 @@ impl Branch {
     }
 }
 
+/// Whether some but not all of the snapshot has been delivered. The server counts a position at its
+/// start as outside, and accepts it without the rest.
+fn has_part(position: &Position) -> bool {
+    position.snapshot.start < position.seqno && !position.is_snapshot_complete()
+}
+
 /// One vBucket's stream on one connection.
 #[derive(Debug)]
 pub(super) struct Stream {
@@ -218,6 +224,9 @@ pub(super) struct Stream {
     /// like the snapshot: until then the position is that of an earlier stream.
     log: Option<FailoverLog>,
     marker: Option<Marker>,
+    /// The snapshot that the stream resumed in. The rest may come in several snapshots, and what was
+    /// left out in favour of newer versions is not made up for before the end of this one.
+    left: Option<Snapshot>,
     /// Whether the position's snapshot keeps several versions of a key.
     keeps_versions: bool,
     /// Highest seqno of the out-of-sequence-order snapshot in progress.
@@ -244,6 +253,7 @@ impl Stream {
             end_seqno,
             clamp,
             stop: position.snapshot.end.min(clamp),
+            left: has_part(&position).then_some(position.snapshot),
             unpersisted: UnpersistedQueue::default(),
             ended: false,
             end_persisted: EndPersisted::At(Seqno::MAX),
@@ -282,21 +292,17 @@ impl Stream {
 
     /// The end to request.
     ///
-    /// Inside a snapshot, the position may be past an end in it: the rest of the snapshot may hold
-    /// newer versions of keys at or below the end. The position can also be past the end because
-    /// the server has lost changes since: then the answer is a rollback, whereas a request whose
-    /// end is below its start is malformed.
+    /// Inside a snapshot, the rest of it may hold newer versions of keys at or below an end in it,
+    /// even if the position is past the end. The position can also be past the end because the
+    /// server has lost changes since: then the answer is a rollback, whereas a request whose end is
+    /// below its start is malformed.
     pub(super) fn asked_end(&self) -> Seqno {
         let position = &self.position;
-        let is_past = self.end_seqno <= position.seqno;
         let needs_the_rest = self.clamp == Seqno::MAX
             && position.snapshot.start < self.end_seqno
-            && !position.is_snapshot_complete();
-        if is_past && needs_the_rest {
-            position.snapshot.end
-        } else {
-            self.end_seqno.max(position.seqno)
-        }
+            && has_part(position);
+        let least = if needs_the_rest { position.snapshot.end } else { position.seqno };
+        self.end_seqno.max(least)
     }
 
     /// Position of the vBucket.
@@ -413,6 +419,7 @@ impl Stream {
         self.opaque = opaque;
         self.log = None;
         self.marker = None;
+        self.left = has_part(&self.position).then_some(self.position.snapshot);
         self.oso = None;
         self.advanced = false;
         self.branch = Branch::NONE;
@@ -508,9 +515,13 @@ impl Stream {
     fn promote(&mut self) {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
-        self.position.snapshot = marker.snapshot;
+        let Snapshot { start, end } = marker.snapshot;
+        self.position.snapshot = match self.left.filter(|left| self.position.seqno < left.end) {
+            Some(left) => Snapshot { start: left.start.min(start), end: left.end.max(end) },
+            None => marker.snapshot,
+        };
         self.keeps_versions = marker.history;
-        self.stop = marker.snapshot.end.min(self.clamp);
+        self.stop = self.position.snapshot.end.min(self.clamp);
         self.position.failover_log.clone_from(&self.log);
         if let Some(purge_seqno) = marker.purge_seqno {
             self.position.purge_seqno = purge_seqno;
