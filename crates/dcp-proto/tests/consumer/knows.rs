@@ -37,6 +37,19 @@ fn told(server: &Harness) -> Vec<(usize, Item)> {
 }
 
 #[test]
+fn a_finite_stream_that_resumes_past_its_end_inside_a_snapshot_has_not_caught_up() {
+    let mut server = streaming(5, Seqno(5));
+    // A key at 2 was left out: its newer version is at 10.
+    server.marker(0, 10).mutation(7).play();
+    let request = server.reconnect_until(config(), Seqno(5));
+    assert_eq!((request.start, request.end), (7, 10));
+    server.accept(LOG);
+    assert_eq!(told(&server), []);
+    server.marker(0, 10).mutation(10).play();
+    assert_eq!(told(&server), [(2, Item::CaughtUp(10))]);
+}
+
+#[test]
 fn a_vbucket_is_caught_up_with_the_snapshot_that_holds_what_it_had() {
     let mut server = streaming(40, Seqno::MAX);
     server.marker(0, 20).mutations([10, 20]);

@@ -356,7 +356,7 @@ impl Stream {
     /// newer version follows.
     pub(super) fn is_caught_up(&self) -> bool {
         let seqno = self.position.seqno;
-        let is_whole = self.position.is_snapshot_complete() || seqno >= self.end_seqno;
+        let is_whole = self.position.is_snapshot_complete() || seqno >= self.clamp;
         is_whole && self.oso.is_none() && self.catch_up.is_some_and(|target| seqno >= target)
     }
 
