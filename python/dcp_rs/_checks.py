@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, cast
 
 from dcp_rs.exceptions import ConfigError
@@ -112,6 +112,18 @@ def utf8(option: str, value: str) -> bytes:
         return value.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"{option}: cannot be encoded as UTF-8") from error
+
+
+def each_utf8(options: Mapping[str, object], *, but: Collection[str] = ()) -> None:
+    """Checks that text among the options, alone or in lists, can be encoded as UTF-8.
+
+    The engine only sees that it is not text that it can take.
+    """
+    for option, value in options.items():
+        if option not in but:
+            for each in value if isinstance(value, list | tuple) else (value,):
+                if isinstance(each, str):
+                    utf8(option, each)
 
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:

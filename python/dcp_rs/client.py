@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from dcp_rs.stores import CheckpointStore
 
 
+# Options of a connection that are paths, which need not be UTF-8.
+_PATHS = ("password_file", "tls_ca", "tls_certificate", "tls_key")
+
+
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
     """How to connect to a bucket. Unlike a connection, the options can be pickled.
@@ -106,6 +110,7 @@ class ConnectionOptions:
         Raises:
             ConfigError: An option is wrong.
         """
+        _checks.each_utf8(vars(self), but=_PATHS)
         _dcp_rs.check_connection(vars(self))
         if self.noop_interval % 1:
             raise ConfigError(
@@ -484,6 +489,7 @@ def stream_options(
         _checks.instance("batch", options["batch"], BatchPolicy, "a BatchPolicy")
         options["batch"] = vars(options["batch"])
     # A store is not changed for a stream that cannot be opened.
+    _checks.each_utf8(options)
     _dcp_rs.check_stream(options)
     if options["vbuckets"] is not None:
         _checks.existing("vbuckets", options["vbuckets"], num_vbuckets)

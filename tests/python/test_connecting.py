@@ -112,6 +112,11 @@ def test_tls_to_a_plain_port_fails_in_time(cluster):
         ({"bucket": None}, "bucket"),
         ({"buffer_size": 10}, "buffer_size: 10 is not from 65536 to 4294967295"),
         ({"noop_interval": 0.5}, "noop_interval: 0.5 is not from 1 to 3600 seconds"),
+        (
+            {"connection_string": "couchbase://\udcff"},
+            "connection_string: cannot be encoded as UTF-8",
+        ),
+        ({"username": "\udcff"}, "username: cannot be encoded as UTF-8"),
         ({"noop_interval": 1.5}, "^noop_interval: 1.5 is not a whole number of seconds"),
         ({"compressed": "snappy"}, "compressed: must be True or False, not str"),
         (

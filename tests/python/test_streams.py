@@ -260,6 +260,8 @@ def test_numbers_of_a_stream(client, fill):
         ("start", 3, "start: must be"),
         ("until", "never", "until: must be 'now', not 'never'$"),
         ("until", "Now", "until: must be 'now', not 'Now'; did you mean 'now'?"),
+        ("keys", "\udcff", "keys: cannot be encoded as UTF-8"),
+        ("collections", ["a.b", "\udcff"], "collections: cannot be encoded as UTF-8"),
         ("until", {}, "until: names no vBucket"),
         ("until", {1: -1}, "until: seqno: -1 is not from 0"),
         ("until", 5, "until: must be"),
