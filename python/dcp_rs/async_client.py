@@ -10,6 +10,7 @@ from typing import (
     Any,
     Concatenate,
     Generic,
+    NoReturn,
     ParamSpec,
     Protocol,
     Self,
@@ -47,6 +48,20 @@ class AsyncCall(Generic[_Made]):
     def __init__(self, make: Callable[[], Coroutine[Any, Any, _Made]]) -> None:
         self._make = make
         self._made: _Made | None = None
+
+    def __repr__(self) -> str:
+        return "<dcp_rs call that has not begun: await it, or use it with `async with`>"
+
+    def __enter__(self) -> NoReturn:
+        """Refuses `with`."""
+        raise TypeError("use `async with`, not `with`: opening and closing are awaited")
+
+    def __exit__(self, *_: object) -> None:
+        """Is there for `with` to get as far as `__enter__`."""
+
+    def __iter__(self) -> NoReturn:
+        """Refuses to iterate."""
+        raise TypeError("nothing is open yet: use `async with` or await it first, then `async for`")
 
     def __await__(self) -> Generator[Any, Any, _Made]:
         return self._make().__await__()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Self, overload
+from typing import TYPE_CHECKING, NoReturn, Self, overload
 
 from dcp_rs import _checks, _display
 from dcp_rs._arrow import require, require_pyarrow
@@ -51,6 +51,20 @@ class ChangeBatch:
     def nbytes(self) -> int:
         """Size of the columns in bytes."""
         return self._inner.nbytes
+
+    def __copy__(self) -> Self:
+        """Returns the batch itself, which never changes."""
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        """Returns the batch itself, which never changes."""
+        return self
+
+    def __reduce__(self) -> NoReturn:
+        """Refuses to pickle."""
+        raise TypeError(
+            "a batch cannot be pickled: pickle its columns (batch.to_pyarrow()) and its checkpoint"
+        )
 
     @property
     def column_names(self) -> list[str]:

@@ -66,6 +66,19 @@ async def test_an_async_client_takes_the_options_of_the_other(cluster):
             await client.stream(collections=["no.such"])
 
 
+async def test_a_call_that_is_not_awaited_says_what_to_do(cluster):
+    call = dcp_rs.connect_async(cluster.connection_options)
+    assert "await it" in repr(call)
+    with pytest.raises(TypeError, match="use `async with`"), call:
+        pass
+    async with call as client:
+        stream = client.stream(until="now")
+        with pytest.raises(TypeError, match="`async with` or await it first"):
+            next(iter(stream))
+        with pytest.raises(TypeError):
+            list(stream)
+
+
 async def test_the_loop_runs_while_a_client_connects_asks_and_opens(cluster):
     # Every answer to a login takes its time.
     slow = {"condition": {"opcode": "HELLO"}, "reaction": {"delay": {"seconds": 0.2}}}

@@ -1,5 +1,6 @@
 """Signals, forks, pickles and processes that die."""
 
+import copy
 import os
 import pickle
 import re
@@ -275,14 +276,23 @@ def test_checkpoints_pickle(client, fill):
     assert pickle.loads(pickle.dumps(checkpoint)) == checkpoint
 
 
+def test_batches_are_copied_but_not_pickled(client, fill):
+    fill(10)
+    batch = next(client.stream(until="now"))
+    for each in (batch, batch[:1]):
+        assert copy.copy(each) is copy.deepcopy(each) is each
+        with pytest.raises(TypeError, match=r"pickle its columns \(batch\.to_pyarrow\(\)\)"):
+            pickle.dumps(each)
+
+
 @pytest.mark.parametrize("name", exceptions.__all__)
 def test_exceptions_pickle_with_what_they_know(name):
     error = getattr(exceptions, name)("vBucket 7 is gone")
     error.vbucket, error.seqno, error.status, error.code = 7, 41, 1, "gone"
-    copy = pickle.loads(pickle.dumps(error))
-    assert type(copy) is type(error)
-    assert str(copy) == "vBucket 7 is gone"
-    assert (copy.vbucket, copy.seqno, copy.status, copy.code) == (7, 41, 1, "gone")
+    again = pickle.loads(pickle.dumps(error))
+    assert type(again) is type(error)
+    assert str(again) == "vBucket 7 is gone"
+    assert (again.vbucket, again.seqno, again.status, again.code) == (7, 41, 1, "gone")
 
 
 # Reads batches, keeps each with its checkpoint, and is killed from outside half way.
