@@ -139,7 +139,8 @@ class InDelta(Replica):
         table = deltalake.DeltaTable(str(self.folder))
         if not table.file_uris():
             return []
-        return pa.table(table.to_pyarrow_table()).to_pylist()
+        query = deltalake.QueryBuilder().register("replica", table)
+        return pa.table(query.execute("SELECT * FROM replica")).to_pylist()
 
     def state(self):
         version = deltalake.DeltaTable(str(self.folder)).transaction_version("dcp_rs.replication")

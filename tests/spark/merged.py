@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 import deltalake
+import pyarrow as pa
 
 import dcp_rs.spark
 
@@ -79,7 +80,10 @@ class Kept:
 
     def rows(self):
         table = self.delta()
-        return table.to_pyarrow_table().to_pylist() if table.file_uris() else []
+        if not table.file_uris():
+            return []
+        query = deltalake.QueryBuilder().register("merged", table)
+        return pa.table(query.execute("SELECT * FROM merged")).to_pylist()
 
     def table(self, column="n"):
         rows = self.rows()
