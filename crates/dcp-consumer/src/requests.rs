@@ -26,40 +26,82 @@ struct Answer {
     value: Bytes,
 }
 
-/// Highest seqnos of the node's active vBuckets: those that any of `collections` has, or those of
-/// the vBuckets as a whole. Collections that the node does not have are skipped.
+/// Highest seqnos of the node's active vBuckets.
 pub(crate) async fn high_seqnos<IO>(
     io: &mut IO,
     leftover: &mut BytesMut,
-    collections: Option<&[CollectionId]>,
 ) -> Result<BTreeMap<Vbid, Seqno>, Error>
 where
     IO: AsyncRead + AsyncWrite + Unpin,
 {
-    let opcode = Opcode::GET_ALL_VB_SEQNOS;
-    let requested = collections.map_or_else(|| vec![None], |ids| ids.iter().map(Some).collect());
+    request_seqnos(io, [None]).await?;
+    whole(seqnos_answered(io, leftover).await?)
+}
+
+/// Highest seqnos that any of these collections has in the node's active vBuckets; 0 if they have
+/// none. Collections that the node does not have are skipped.
+///
+/// A node leaves out a vBucket in which a collection has no data, just as one that has moved. So the
+/// seqnos of whole vBuckets are requested before and after: those in both answers have not moved.
+pub(crate) async fn collection_seqnos<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+    collections: &[CollectionId],
+) -> Result<BTreeMap<Vbid, Seqno>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let ids = collections.iter().copied().map(Some);
+    request_seqnos(io, [None].into_iter().chain(ids).chain([None])).await?;
+    let mut highest = whole(seqnos_answered(io, leftover).await?)?;
+    highest.values_mut().for_each(|seqno| *seqno = Seqno::ZERO);
+    for _ in collections {
+        for (vbid, seqno) in seqnos_answered(io, leftover).await?.unwrap_or_default() {
+            if let Some(most) = highest.get_mut(&vbid) {
+                *most = seqno.max(*most);
+            }
+        }
+    }
+    let after = whole(seqnos_answered(io, leftover).await?)?;
+    highest.retain(|vbid, _| after.contains_key(vbid));
+    Ok(highest)
+}
+
+async fn request_seqnos<IO: AsyncWrite + Unpin>(
+    io: &mut IO,
+    requested: impl IntoIterator<Item = Option<CollectionId>>,
+) -> Result<(), Error> {
     let mut out = BytesMut::new();
-    for id in &requested {
+    for collection_id in requested {
         let state = Some(Some(VbucketState::ACTIVE));
-        let request = GetAllVbSeqnos { state, collection_id: id.copied() };
+        let request = GetAllVbSeqnos { state, collection_id };
         request.encode(Opaque(0), &mut out).map_err(unencodable)?;
     }
-    write(io, &out).await?;
-    let mut highest = BTreeMap::<Vbid, Seqno>::new();
-    for id in requested {
-        let answer = answer(io, leftover, opcode).await?;
-        match answer.status {
-            Status::SUCCESS => {}
-            Status::UNKNOWN_COLLECTION if id.is_some() => continue,
-            status => return Err(refused(opcode, status)),
-        }
-        let seqnos = VbSeqnos::decode(&answer.value).map_err(|error| malformed(opcode, error))?;
-        for (vbid, seqno) in seqnos {
-            let most = highest.entry(vbid).or_default();
-            *most = seqno.max(*most);
-        }
+    write(io, &out).await
+}
+
+/// The next answer to a request for seqnos; `None` if the node does not have the collection.
+async fn seqnos_answered<IO>(
+    io: &mut IO,
+    leftover: &mut BytesMut,
+) -> Result<Option<BTreeMap<Vbid, Seqno>>, Error>
+where
+    IO: AsyncRead + AsyncWrite + Unpin,
+{
+    let opcode = Opcode::GET_ALL_VB_SEQNOS;
+    let answer = answer(io, leftover, opcode).await?;
+    match answer.status {
+        Status::SUCCESS => {}
+        Status::UNKNOWN_COLLECTION => return Ok(None),
+        status => return Err(refused(opcode, status)),
     }
-    Ok(highest)
+    let seqnos = VbSeqnos::decode(&answer.value).map_err(|error| malformed(opcode, error))?;
+    Ok(Some(seqnos.collect()))
+}
+
+/// The answer to a request for the seqnos of whole vBuckets.
+fn whole(answered: Option<BTreeMap<Vbid, Seqno>>) -> Result<BTreeMap<Vbid, Seqno>, Error> {
+    answered.ok_or_else(|| refused(Opcode::GET_ALL_VB_SEQNOS, Status::UNKNOWN_COLLECTION))
 }
 
 /// Failover logs of vBuckets active on the node; only on a connection with DCP opened. A vBucket
@@ -318,9 +360,9 @@ mod tests {
         let answers = [answer.with_value(&value), answer.with_value(&value[..19])];
         let (mut client, server) = answered(&answers).await;
         let mut leftover = BytesMut::new();
-        let seqnos = high_seqnos(&mut client, &mut leftover, None).await.unwrap();
+        let seqnos = high_seqnos(&mut client, &mut leftover).await.unwrap();
         assert_eq!(seqnos, [(Vbid(1), Seqno(9)), (Vbid(3), Seqno(256))].into());
-        let cut = high_seqnos(&mut client, &mut leftover, None).await.unwrap_err();
+        let cut = high_seqnos(&mut client, &mut leftover).await.unwrap_err();
         assert_eq!(cut.kind(), ErrorKind::Protocol);
         let sent = sent(client, server).await;
         assert_eq!((sent[4], &sent[24..28]), (4, &[0, 0, 0, 1][..]), "active vBuckets");
@@ -373,16 +415,27 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn ax_15_a_vbucket_without_the_collection_is_left_out() {
-        let value = [0, 1, 0, 0, 0, 0, 0, 0, 0, 9];
-        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS).with_value(&value);
-        let (mut client, server) = answered(&[answer]).await;
-        let asked = [CollectionId(9)];
-        let mut leftover = BytesMut::new();
-        let seqnos = high_seqnos(&mut client, &mut leftover, Some(&asked)).await.unwrap();
-        assert_eq!(seqnos, [(Vbid(1), Seqno(9))].into());
+    async fn ax_15_a_vbucket_without_the_collection_is_left_out_as_one_that_has_moved() {
+        let entry = |vbid: u8, seqno: u8| [0, vbid, 0, 0, 0, 0, 0, 0, 0, seqno];
+        let whole = [entry(1, 9), entry(3, 9), entry(4, 9)].concat();
+        let has = entry(1, 8);
+        let answer = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::SUCCESS);
+        let unknown = Frame::response(Opcode::GET_ALL_VB_SEQNOS, Status::UNKNOWN_COLLECTION);
+        let answers = [
+            answer.with_value(&whole),
+            answer.with_value(&has),
+            unknown,
+            // vBucket 4 has moved.
+            answer.with_value(&whole[..20]),
+        ];
+        let (mut client, server) = answered(&answers).await;
+        let (asked, mut leftover) = ([CollectionId(9), CollectionId(10)], BytesMut::new());
+        let seqnos = collection_seqnos(&mut client, &mut leftover, &asked).await.unwrap();
+        assert_eq!(seqnos, [(Vbid(1), Seqno(8)), (Vbid(3), Seqno::ZERO)].into());
         let sent = sent(client, server).await;
-        assert_eq!(sent[24..], [0, 0, 0, 1, 0, 0, 0, 9], "active vBuckets, collection 9");
+        assert_eq!(sent[24..28], [0, 0, 0, 1], "active vBuckets");
+        assert_eq!(sent[52..60], [0, 0, 0, 1, 0, 0, 0, 9], "of collection 9");
+        assert_eq!(sent.len(), 28 + 32 + 32 + 28);
     }
 
     #[tokio::test]

@@ -59,7 +59,7 @@ impl Question for HighSeqnos {
         connected: &mut Connected,
         _: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        requests::high_seqnos(&mut connected.socket, &mut connected.leftover, None).await
+        requests::high_seqnos(&mut connected.socket, &mut connected.leftover).await
     }
 }
 
@@ -149,15 +149,10 @@ impl Question for CollectionSeqnos {
     async fn ask(
         &self,
         connected: &mut Connected,
-        vbids: &[Vbid],
+        _: &[Vbid],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let Connected { socket, leftover, .. } = connected;
-        let seqnos = requests::high_seqnos(socket, leftover, Some(&self.collections)).await?;
-        // The node sends no seqno for a vBucket without data of the collections.
-        Ok(vbids
-            .iter()
-            .map(|vbid| (*vbid, seqnos.get(vbid).copied().unwrap_or_default()))
-            .collect())
+        requests::collection_seqnos(socket, leftover, &self.collections).await
     }
 }
 
@@ -350,7 +345,9 @@ impl Nodes {
         collections: &[CollectionId],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
         let collections = collections.to_vec();
-        self.ask(vbids, CollectionSeqnos { collections }).await
+        let mut seqnos = self.ask(vbids, CollectionSeqnos { collections }).await?;
+        seqnos.retain(|vbid, _| vbids.contains(vbid));
+        Ok(seqnos)
     }
 
     /// Repeats requests until every vBucket is answered.
