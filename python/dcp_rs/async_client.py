@@ -57,7 +57,7 @@ class AsyncCall(Generic[_Made]):
         raise TypeError("use `async with`, not `with`: opening and closing are awaited")
 
     def __exit__(self, *_: object) -> None:
-        """Is there for `with` to get as far as `__enter__`."""
+        """Exists so that `with` reaches `__enter__`."""
 
     def __iter__(self) -> NoReturn:
         """Refuses to iterate."""
