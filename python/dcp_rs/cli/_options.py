@@ -90,7 +90,7 @@ def _start(text: str) -> str | Checkpoint:
 
 
 def file_name(text: str) -> str:
-    """Takes the name of a file; an empty one would name a folder, or nothing."""
+    """Refuses an empty file name, which would stand for the working folder, or for nothing."""
     if not text:
         raise click.BadParameter("must not be empty")
     return text

@@ -17,15 +17,16 @@ use super::{Cluster, Event, now};
 use crate::connect::Connected;
 use crate::{Chain, Error};
 
-/// How often.
+/// How often another node is asked.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// How soon after a failure: if the user is refused, often would not be welcome.
+/// How long to wait after a failure: a node that refuses the user should not be asked often.
 const AFTER_FAILURE: Duration = Duration::from_secs(60);
 
-/// The connection to the other node, and when it is used next.
+/// The connection to the other node, and when that node is asked next.
 pub(super) struct Lookout {
     at: Instant,
+    /// Whether a node is being asked.
     is_out: bool,
     connected: Option<Box<Connected>>,
 }

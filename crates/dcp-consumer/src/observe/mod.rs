@@ -215,7 +215,7 @@ async fn observe_active(
         logs.extend(nodes.failover_logs(&unknown).await?);
         let branch = |&vbid: &Vbid| Some((vbid, logs.get(&vbid)?.newest().vbuuid));
         let branches: BTreeMap<Vbid, Vbuuid> = missing.iter().filter_map(branch).collect();
-        // First, so that they are on these branches if those are still the newest afterwards.
+        // Requested before the branches are confirmed, so that these seqnos are on them too.
         let reported = nodes.high_seqnos(&missing).await?;
         let seqnos = nodes.observe(&branches).await?;
         for (vbid, vbuuid) in branches {
