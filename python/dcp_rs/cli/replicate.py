@@ -31,7 +31,20 @@ _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 @click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
 @click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
 @reading_options(
-    only=("collections", "document_schema", "document_prefix", "on_malformed", "persisted_only")
+    only=(
+        "collections",
+        "document_schema",
+        "document_prefix",
+        "on_malformed",
+        "key_type",
+        "persisted_only",
+    )
+)
+@click.option(
+    "--on-error",
+    type=click.Choice(["reject", "fail"]),
+    help="What to do with a change that the target cannot hold (reject: keep it in a table beside"
+    " the target's).",
 )
 @click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes.")
 @click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes.")
@@ -92,14 +105,23 @@ def replicate(
 
 def _as_line(progress: Progress) -> str:
     parts = [
-        f"{progress.phase} generation {progress.generation}",
-        f"{progress.changes} changes in {progress.commits} commits",
-        f"{progress.changes_per_second:.0f}/s",
-        "lag unknown" if progress.lag is None else f"{progress.lag} behind",
+        f"{progress.phase}: generation {progress.generation}",
+        f"{_counted(progress.changes, 'change')} in {_counted(progress.commits, 'commit')}",
     ]
-    if progress.seconds_left is not None and progress.lag:
-        parts.append(f"{progress.seconds_left:.0f} s left")
+    if progress.phase != "done":
+        parts += [
+            f"{progress.changes_per_second:.0f}/s",
+            "lag unknown" if progress.lag is None else f"{progress.lag} behind",
+        ]
+        if progress.seconds_left is not None and progress.lag:
+            parts.append(f"{progress.seconds_left:.0f} s left")
+    parts += [f"{progress.malformed} malformed"] if progress.malformed else []
+    parts += [f"{progress.rejected} rejected"] if progress.rejected else []
     return f"dcp-rs: {', '.join(parts)}"
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
 def _as_json(progress: Progress) -> str:

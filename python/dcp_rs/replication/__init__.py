@@ -10,7 +10,7 @@ them together, so a crash neither loses nor duplicates a change.
     ...     folder = tempfile.mkdtemp()
     ...     done = dcp_rs.replicate(client, f"duckdb://{folder}/travel.duckdb", once=True)
     ...     done.changes, done.phase
-    (1, 'loading')
+    (1, 'done')
 
 The guide lists the guarantees of each target. PyArrow is imported when a replication starts, the
 library of a target when the target is created.
@@ -97,6 +97,8 @@ def replicate(
     once: bool = False,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
+    key_type: Literal["string", "binary"] = "string",
+    on_error: Literal["reject", "fail"] | None = None,
     persisted_only: bool = False,
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
@@ -121,6 +123,11 @@ def replicate(
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
             it, the column `value` has the JSON, and `_malformed` has documents that are not JSON.
+        key_type: Type of the column `key`: `string`, or `binary` for keys that are not UTF-8.
+        on_error: What to do with a change that the target cannot hold, such as one whose key is
+            not UTF-8. `reject`, the default, puts it into a table of rejects beside the target's,
+            as `<table>_rejected`; in a table, the document's row is removed. `fail` raises a
+            `dcp_rs.exceptions.DataError`, as does a target of your own by default.
         persisted_only: Whether to write only changes that every copy has on disk, as in
             `dcp_rs.Client.stream`.
         commit_rows: Changes after which to commit.
@@ -137,6 +144,7 @@ def replicate(
         ConfigError: An option is wrong, or the table contradicts the schema; nothing was written.
         CheckpointError: The target's state is damaged.
         ConcurrentWriterError: Another process writes to the table.
+        DataError: `on_error` is `fail`, and the target cannot hold a change.
         DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
     """
@@ -149,6 +157,9 @@ def replicate(
     _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
+    _checks.word("key_type", key_type, ("string", "binary"))
+    if on_error is not None:
+        _checks.word("on_error", on_error, ("reject", "fail"))
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
     if isinstance(collections, str):
         collections = [collections]
@@ -170,6 +181,11 @@ def replicate(
         raise ConfigError(
             f"mode: this target does not support {mode!r}, only {', '.join(sorted(chosen.modes))}"
         )
+    takes_rejects = getattr(chosen, "takes_rejects", False)
+    if on_error == "reject" and not takes_rejects:
+        raise ConfigError(
+            "on_error: this target has no place for rejects (takes_rejects): leave it out"
+        )
     settings = Settings(
         mode=mode,
         once=once,
@@ -178,11 +194,14 @@ def replicate(
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,
+        on_error=on_error or ("reject" if takes_rejects else "fail"),
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )
     try:
-        return Replication(client, chosen, Layout.of(mode, document_schema), settings).run()
+        return Replication(
+            client, chosen, Layout.of(mode, document_schema, key_type), settings
+        ).run()
     finally:
         chosen.close()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
 from dcp_rs.replication.target import IDENTITY
 from dcp_rs.schema import Schema
 
@@ -36,6 +38,9 @@ _GENERATION = "generation"
 _OF_EVENTS = ["op", "vbucket", "epoch", "value"]
 # Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
+# Columns that say what of a document was not taken. They are no documents themselves: a table that
+# gains one is not loaded again.
+_NOTES = ("_malformed", "_malformed_fields")
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Layout:
         schema: Schema of the rows of a target.
         documents: Names of the columns that hold documents.
         keeps_text: Whether documents are kept as JSON, in the column `value`.
+        notes: Names of the columns that say what of a document was not taken.
     """
 
     options: dict[str, Any]
@@ -55,9 +61,15 @@ class Layout:
     schema: pa.Schema
     documents: tuple[str, ...]
     keeps_text: bool
+    notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, mode: Mode, document_schema: str | pa.Schema | DocumentSchema | None) -> Layout:
+    def of(
+        cls,
+        mode: Mode,
+        document_schema: str | pa.Schema | DocumentSchema | None,
+        key_type: Literal["string", "binary"] = "string",
+    ) -> Layout:
         """Creates the layout for a mode.
 
         Raises:
@@ -83,12 +95,20 @@ class Layout:
                     " such as doc_"
                 )
         columns = ["op", "key", "value", *_POSITION, *names]
-        given: dict[str, Any] = {"value_format": "string", "document_schema": documents}
+        given: dict[str, Any] = {
+            # A key that is not UTF-8 would end the stream.
+            "key_type": "binary",
+            "value_format": "string",
+            "document_schema": documents,
+        }
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
         kept = [column for column in columns if column != "op" or mode == "log"]
         if mode == "table" and not keeps_text:
             kept.remove("value")
         fields = [read.field(name) for name in kept]
+        if key_type == "string":
+            place = kept.index("key")
+            fields[place] = fields[place].with_type(pa.string())
         place = kept.index("epoch")
         fields.insert(place, pa.field(_GENERATION, pa.int32(), nullable=False))
         if mode == "table":
@@ -99,9 +119,34 @@ class Layout:
             options={"columns": [*columns, *_READ_ONLY], **given},
             read=read,
             schema=pa.schema([each.remove_metadata() for each in fields]),
-            documents=("value", *names) if keeps_text else names,
+            documents=("value", *names)
+            if keeps_text
+            else tuple(name for name in names if name != "_malformed_fields"),
             keeps_text=keeps_text,
+            notes=tuple(name for name in names if name in _NOTES),
         )
+
+    @property
+    def has_text_keys(self) -> bool:
+        """Whether a key is text in the target."""
+        return bool(pa.types.is_string(self.schema.field("key").type))
+
+    def rejects(self, changes: pa.Table, generation: int) -> pa.Table:
+        """Returns changes as rows of the table of rejects, since their keys are not UTF-8."""
+        numbered = changes.append_column(
+            _GENERATION, pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+        )
+        return as_rejects(numbered, self.bytes_of(changes), [NOT_UTF8] * len(changes))
+
+    def bytes_of(self, changes: pa.Table) -> pa.ChunkedArray:
+        """Returns the documents of changes as bytes."""
+        found = changes["value"].cast(pa.binary())
+        return pc.coalesce(found, changes["_malformed"]) if "_malformed" in self.notes else found
+
+    def malformed(self, changes: pa.Table) -> int:
+        """Returns how many documents were not taken as a whole, after `rows`."""
+        noted = [pc.is_valid(changes[name]) for name in self.notes]
+        return int(pc.sum(functools.reduce(pc.or_, noted)).as_py() or 0) if noted else 0
 
     def rows(self, changes: pa.Table, generation: int) -> pa.Table:
         """Returns changes as rows of a target."""
@@ -119,6 +164,7 @@ class Layout:
                     pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
                 )
         columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+        columns["key"] = columns["key"].cast(self.schema.field("key").type)
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
 
 
@@ -226,10 +272,36 @@ def _limits(
     return limits, cleared
 
 
+def with_text_keys(changes: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Returns the changes whose keys are UTF-8, and the others."""
+    try:
+        changes["key"].cast(pa.string())
+    except pa.ArrowInvalid:
+        is_text = pa.array([_is_utf8(key) for key in changes["key"].to_pylist()])
+        return changes.filter(is_text), changes.filter(pc.invert(is_text))
+    return changes, changes.slice(0, 0)
+
+
+def _is_utf8(key: bytes | None) -> bool:
+    try:
+        _ = key is None or key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def rolled_back(changes: pa.Table | pa.RecordBatch) -> set[int]:
     """Returns the vBuckets that have a rollback row."""
     is_rollback = pc.equal(changes["op"], "rollback")
     return set(pc.filter(changes["vbucket"], is_rollback).to_pylist())
+
+
+def count(changes: pa.Table, mode: Mode) -> int:
+    """Returns how many changes are rows of a log, or are about documents of a table."""
+    if mode == "log":
+        return len(changes)
+    special = pc.is_in(changes["op"], pa.array(["rollback", "system_event"]))
+    return len(changes) - int(pc.sum(special).as_py() or 0)
 
 
 def has_end_of_collection(changes: pa.RecordBatch) -> bool:

@@ -26,6 +26,7 @@ from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.reader import Reader
+from dcp_rs.replication.rejects import refuse
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import IDENTITY, Commit, check_use
 
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.state import Mode
-    from dcp_rs.replication.target import Target
+    from dcp_rs.replication.target import OnError, Target
     from dcp_rs.stream import ChangeStream
 
 _log = logging.getLogger("dcp_rs.replication")
@@ -44,6 +45,8 @@ _log = logging.getLogger("dcp_rs.replication")
 # Seconds between checks whether to stop, and between reports while nothing is committed.
 _TICK = 0.1
 _REPORT = 1.0
+# Reasons of rejects that are logged.
+_REASONS = 100
 
 Ending = Literal["complete", "stopped", "begin again"]
 
@@ -59,6 +62,7 @@ class Settings:
     commit_rows: int
     commit_bytes: int
     commit_interval: float
+    on_error: OnError
     stop: threading.Event
     on_progress: Callable[[Progress], None] | None
 
@@ -82,6 +86,7 @@ class Replication:
         self._looked = 0.0
         self._buffer = _Buffer()
         self._first = reducing.FirstSnapshots(is_possible=False)
+        self._reasons: set[str] = set()
 
     def run(self) -> Progress:
         """Runs until it is stopped; with `once`, until it has caught up."""
@@ -93,6 +98,8 @@ class Replication:
                     break
                 if ending == "complete" and self._read(until_now=False) == "stopped":
                     break
+            if self._settings.once and not self._settings.stop.is_set():
+                self._phase = "done"
             return self._report()
         finally:
             if self._owns_client:
@@ -153,6 +160,8 @@ class Replication:
         return stream
 
     def _why_anew(self, state: State) -> str | None:
+        if state.moved:
+            return f"the table is not as it was left: {state.moved}"
         if state.checkpoint.bucket_uuid != self._client.bucket_uuid:
             return "the bucket is another one"
         missing = set(self._layout.documents) - set(state.documents)
@@ -271,11 +280,15 @@ class Replication:
         )
         is_news = len(changes) or replace(after, commits=state.commits) != state
         if is_news:
-            self._target.commit(self._as_commit(changes, state, after, rereading))
+            commit = self._as_commit(changes, state, after, rereading)
+            refuse(commit.rejects, commit.on_error)
+            commit = self._target.commit(commit) or commit
             self._state = after
             self._meter.commits += 1
             self._meter.committed_at = time.monotonic()
-        self._meter.changes += len(changes)
+            self._note_rejects(commit.rejects)
+            self._meter.malformed += self._layout.malformed(commit.rows)
+        self._meter.changes += reducing.count(changes, state.mode)
         self._meter.bytes += changes.nbytes
         self._meter.rollbacks += len(rollbacks)
         self._report()
@@ -284,23 +297,54 @@ class Replication:
         self, changes: pa.Table, state: State, after: State, rereading: frozenset[int]
     ) -> Commit:
         if state.mode == "log":
-            rows = self._layout.rows(changes, state.generation)
-            return Commit(
-                rows=rows,
-                deletes=rows.select(IDENTITY).slice(0, 0),
-                removals=(),
-                has_new_rows_only=True,
-                state=after,
-            )
+            return self._of(changes, state, after)
         are_first = self._first.hold(changes)
         reduced = reducing.reduce(changes, each_once=are_first)
-        return Commit(
-            rows=self._layout.rows(reduced.written, state.generation),
-            deletes=reduced.deletes.slice(0, 0) if are_first else reduced.deletes,
+        deletes = reduced.deletes
+        commit = self._of(reduced.written, state, after)
+        if self._layout.has_text_keys:
+            deletes, _ = reducing.with_text_keys(deletes)
+            deletes = deletes.set_column(1, "key", deletes["key"].cast(pa.string()))
+        return replace(
+            commit,
+            deletes=deletes.slice(0, 0) if are_first else deletes,
+            settled=pa.concat_tables([reduced.written.select(IDENTITY), reduced.deletes]),
             removals=[*reduced.removals(state.generation), *_outdated(state, after, rereading)],
             has_new_rows_only=are_first,
-            state=after,
         )
+
+    def _of(self, changes: pa.Table, state: State, after: State) -> Commit:
+        """Returns a commit that appends changes, or rejects them."""
+        rejected = changes.slice(0, 0)
+        if self._layout.has_text_keys:
+            changes, rejected = reducing.with_text_keys(changes)
+        rows = self._layout.rows(changes, state.generation)
+        return Commit(
+            rows=rows,
+            deletes=rows.select(IDENTITY).slice(0, 0),
+            removals=(),
+            has_new_rows_only=True,
+            state=after,
+            rejects=self._layout.rejects(rejected, state.generation),
+            settled=rejected.select(IDENTITY).slice(0, 0),
+            documents=self._layout.bytes_of(changes),
+            on_error=self._settings.on_error,
+        )
+
+    def _note_rejects(self, rejects: pa.Table) -> None:
+        """Counts changes that were rejected, and warns of the first for each reason."""
+        self._meter.rejected += len(rejects)
+        for row in rejects.select(["reason", "vbucket", "seqno"]).to_pylist():
+            # A target may tell of positions within documents: not each is logged.
+            if row["reason"] in self._reasons or len(self._reasons) >= _REASONS:
+                continue
+            self._reasons.add(row["reason"])
+            _log.warning(
+                "vBucket %d seqno %d was rejected: %s. More of this kind are only counted",
+                row["vbucket"],
+                row["seqno"],
+                row["reason"],
+            )
 
     # ----- reporting -----
 
@@ -323,6 +367,8 @@ class Replication:
             commits=meter.commits,
             bytes=meter.bytes,
             rollbacks=meter.rollbacks,
+            malformed=meter.malformed,
+            rejected=meter.rejected,
             lag=self._lag.total,
             lag_by_vbucket=self._lag.by_vbucket,
             uncommitted=self._buffer.rows + (self._reader.waiting if self._reader else 0),
@@ -355,7 +401,9 @@ def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str
     if after.is_loading or after.rereading:
         return []
     is_replacing = state.is_loading and state.generation > 1
-    found = [f"generation < {state.generation}"] if is_replacing else []
+    # Rows of others, in a table that is loaded anew for them, may have any generation or none.
+    others = f"generation <> {state.generation} OR generation IS NULL"
+    found = [others] if is_replacing else []
     by_epoch: dict[int, set[int]] = {}
     positions = after.checkpoint.positions if rereading else {}
     for vbucket in rereading:

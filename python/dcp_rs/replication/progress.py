@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Phase = Literal["loading", "rereading", "catching up", "following"]
+Phase = Literal["loading", "rereading", "catching up", "following", "done"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,12 +14,16 @@ class Progress:
 
     Attributes:
         phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`
-            with changes from before the start, or `following`.
+            with changes from before the start, `following`, or `done` if it has returned because
+            of `once`.
         generation: Generation of the rows that are written, from 1.
-        changes: Changes committed.
+        changes: Changes committed: of documents for a table, all rows for a log.
         commits: Commits made.
         bytes: Bytes of the changes committed, as Arrow columns.
         rollbacks: Rollback rows seen.
+        malformed: Documents committed of which something is not in a column of its own, because it
+            is not JSON or does not fit the schema.
+        rejected: Changes committed to the table of rejects.
         lag: Seqnos that the server has and that have not been read, an upper bound of the changes
             to come; `None` while unknown. It excludes what is `uncommitted`.
         lag_by_vbucket: Lag of each vBucket that is behind, as far as it is known.
@@ -37,6 +41,8 @@ class Progress:
     commits: int
     bytes: int
     rollbacks: int
+    malformed: int
+    rejected: int
     lag: int | None
     lag_by_vbucket: dict[int, int]
     uncommitted: int
@@ -61,6 +67,8 @@ class Meter:
     commits: int = 0
     bytes: int = 0
     rollbacks: int = 0
+    malformed: int = 0
+    rejected: int = 0
     rate: float = 0.0
     committed_at: float = 0.0
     _marked_at: float = 0.0

@@ -28,6 +28,8 @@ class State:
             epochs are removed once that is complete.
         documents: Names of the columns that hold documents.
         checkpoint: Position to resume from.
+        moved: Why the table no longer holds what the state says; empty if it does. The next load
+            begins anew then. It is not stored.
     """
 
     mode: Mode
@@ -37,6 +39,7 @@ class State:
     rereading: frozenset[int] = frozenset()
     documents: tuple[str, ...] = ()
     checkpoint: Checkpoint = field(repr=False)
+    moved: str = ""
 
     @property
     def is_loading(self) -> bool:

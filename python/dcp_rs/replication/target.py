@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from dcp_rs.replication.state import Mode, State
 
+OnError = Literal["reject", "fail"]
+
 IDENTITY = ("collection_id", "key")
 """Columns that identify a document in a table."""
 
@@ -25,7 +27,9 @@ class Commit:
     """Changes that a target must apply atomically.
 
     In a table, first remove the rows that `removals` select, then those of `deletes`, then let
-    `rows` replace those with the same identity. In a log, append `rows`; the rest is empty.
+    `rows` replace those with the same identity. In the table of rejects, first remove the rows that
+    `removals` select, then those of `settled`, then add `rejects`. In a log, append `rows` and
+    `rejects`; the rest is empty.
 
     Attributes:
         rows: For a table, the newest version of each document that was written. For a log, every
@@ -35,6 +39,10 @@ class Commit:
             `generation`.
         has_new_rows_only: Whether no document of `rows` can be in the table.
         state: State to save. Its number of commits is one more than that of the state before.
+        rejects: Changes that cannot be rows, with the columns of `rejects.SCHEMA`.
+        settled: Identities, with the key as bytes, of all documents that the commit is about.
+        documents: The document of each row as bytes.
+        on_error: Whether a change that cannot be a row is rejected, or ends the replication.
     """
 
     rows: pa.Table = field(repr=False)
@@ -42,10 +50,31 @@ class Commit:
     removals: Sequence[str]
     has_new_rows_only: bool
     state: State
+    rejects: pa.Table = field(repr=False)
+    settled: pa.Table = field(repr=False)
+    documents: pa.ChunkedArray = field(repr=False)
+    on_error: OnError = "reject"
+
+    def rejecting(self, reasons: Mapping[int, str]) -> Commit:
+        """Returns the commit with some rows as rejects; in a table, their older rows are removed.
+
+        Args:
+            reasons: Why a row cannot be written, by its index in `rows`.
+
+        Raises:
+            DataError: `on_error` is `fail`. Nothing of the commit may have been written.
+        """
+        from dcp_rs.replication.rejects import rejecting
+
+        return rejecting(self, reasons)
 
 
 class Target(Protocol):
-    """A place to write rows to. `dcp_rs.replicate` calls it from one thread."""
+    """A place to write rows to. `dcp_rs.replicate` calls it from one thread.
+
+    A target that stores rejects has the attribute `takes_rejects`, which is true. Without it, a
+    change that cannot be a row ends the replication.
+    """
 
     modes: frozenset[Mode]
     """The modes that it supports."""
@@ -54,15 +83,19 @@ class Target(Protocol):
         """Opens or creates the table for rows of a schema, and returns the state saved last.
 
         It adds missing columns, unless another column has a type that contradicts the schema; then
-        it changes nothing.
+        it changes nothing. If the table no longer holds what the state says, because somebody
+        restored or edited it, it returns the state with the reason in `State.moved`.
 
         Raises:
             ConfigError: The table contradicts the schema.
             CheckpointError: The state is damaged.
         """
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> Commit | None:
         """Applies a commit atomically and durably.
+
+        Returns:
+            The commit as it was applied, if the target rejected some of its rows.
 
         Raises:
             ConcurrentWriterError: The state is no longer that of the previous commit, because
@@ -84,6 +117,11 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     if state.mode != mode:
         raise ConfigError(f"mode: the target is a {state.mode}, not a {mode}")
     lost = sorted(set(state.documents) - set(schema.names))
+    if lost == ["_malformed"] and mode == "table":
+        raise ConfigError(
+            "on_malformed: the table has the column _malformed, which would no longer be updated: "
+            "set it to column, or replicate to a new table"
+        )
     if lost and mode == "table":
         raise ConfigError(
             f"document_schema: lacks {', '.join(lost)}, which the table has and which would no"

@@ -1,0 +1,100 @@
+"""Changes that cannot be rows of a target, and the table that keeps them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from dcp_rs.exceptions import ConfigError, DataError
+from dcp_rs.replication.target import IDENTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from dcp_rs.replication.target import Commit, OnError
+
+SUFFIX = "_rejected"
+"""What the name of a table of rejects ends with, after that of the target's table."""
+
+SCHEMA = pa.schema(
+    [
+        pa.field("op", pa.string(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("scope", pa.string()),
+        pa.field("collection", pa.string()),
+        pa.field("collection_id", pa.int64(), nullable=False),
+        pa.field("vbucket", pa.int32(), nullable=False),
+        pa.field("generation", pa.int32(), nullable=False),
+        pa.field("epoch", pa.int32(), nullable=False),
+        pa.field("seqno", pa.int64(), nullable=False),
+        pa.field("cas", pa.int64()),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+        pa.field("reason", pa.string(), nullable=False),
+        pa.field("value", pa.binary()),
+    ]
+)
+"""Columns of a table of rejects: the key and the document as bytes, the position, the reason."""
+
+NOT_UTF8 = "the key is not UTF-8"
+
+
+def as_rejects(changes: pa.Table, documents: pa.ChunkedArray, reasons: Sequence[str]) -> pa.Table:
+    """Returns changes, which have the columns of a target, as rows of the table of rejects.
+
+    Args:
+        changes: The changes. Without the column `op`, they are mutations.
+        documents: The document of each, as bytes.
+        reasons: Why each cannot be a row.
+    """
+    columns = {name: changes.column(name) for name in changes.column_names}
+    columns.setdefault("op", pa.repeat(pa.scalar("mutation"), len(changes)))
+    columns |= {"value": documents, "reason": pa.array(reasons, pa.string())}
+    return pa.table([columns[each.name].cast(each.type) for each in SCHEMA], schema=SCHEMA)
+
+
+def refuse(rejects: pa.Table, on_error: OnError) -> None:
+    """Raises an error for the first of the rejects, if one ends the replication.
+
+    Raises:
+        DataError: There is one, and `on_error` is `fail`.
+    """
+    if on_error == "reject" or not len(rejects):
+        return
+    row = rejects.slice(0, 1).to_pylist()[0]
+    error = DataError(
+        f"vBucket {row['vbucket']} seqno {row['seqno']}: {row['reason']}: set on_error to reject, "
+        "which keeps such a change in a table of its own, or leave out its collection"
+    )
+    error.vbucket, error.seqno = row["vbucket"], row["seqno"]
+    raise error
+
+
+def rejecting(commit: Commit, reasons: Mapping[int, str]) -> Commit:
+    """Returns a commit with some of its rows as rejects; see `Commit.rejecting`."""
+    if not reasons:
+        return commit
+    indices = sorted(reasons)
+    gone = commit.rows.take(indices)
+    rejects = as_rejects(gone, commit.documents.take(indices), [reasons[each] for each in indices])
+    refuse(rejects, commit.on_error)
+    is_kept = pa.array([index not in reasons for index in range(len(commit.rows))])
+    deletes = [commit.deletes]
+    if commit.state.mode == "table" and not commit.has_new_rows_only:
+        deletes.append(gone.select(IDENTITY))
+    return replace(
+        commit,
+        rows=commit.rows.filter(is_kept),
+        deletes=pa.concat_tables(deletes),
+        rejects=pa.concat_tables([commit.rejects, rejects]),
+        documents=commit.documents.filter(is_kept),
+    )
+
+
+def name_taken(table: str) -> ConfigError:
+    """Returns the error for another table that has the name of the table of rejects."""
+    return ConfigError(
+        f"target: {table} is where changes go that cannot be written, and it is another table: "
+        "rename it, choose another target, or set on_error to fail"
+    )
