@@ -201,17 +201,6 @@ def test_a_document_that_duckdb_does_not_take_for_json_is_malformed(
     }  # fmt: skip
 
 
-def test_an_error_of_duckdb_is_raised_as_it_is(cluster, tmp_path):
-    replica = replicas.InDuckDB(tmp_path)
-    cluster.upsert("a", {})
-    replicate(cluster, replica.url, mode="log", collections=["_default._default"])
-    replica.query("UPDATE documents SET seqno = seqno + 1 WHERE key = 'a'")
-    replica.query("CREATE UNIQUE INDEX one_each ON documents (vbucket, seqno)")
-    cluster.upsert("a", {})
-    with pytest.raises(duckdb.ConstraintException, match="Duplicate key"):
-        replicate(cluster, replica.url, mode="log", collections=["_default._default"])
-
-
 @pytest.mark.parametrize("mode", ["table", "log"])
 def test_documents_are_variants_in_duckdb(cluster, tmp_path, mode):
     documents = {

@@ -84,7 +84,8 @@ def open_target(url: str) -> Target:
             "target: value_format is an option of duckdb only, because dcp_rs cannot write a "
             f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON"
         )
-    module, name, _ = _TARGETS[address.scheme]
+    module, name, extra = _TARGETS[address.scheme]
+    require_pyarrow("a target", extra)
     target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
     return target
 

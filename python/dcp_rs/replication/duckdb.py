@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from typing import TYPE_CHECKING, Any, ClassVar
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from dcp_rs._arrow import require_pyarrow
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
+from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken, nested_beyond, refused_rows
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
+    check_fold,
     check_key,
     check_use,
     has_variant,
@@ -21,21 +27,37 @@ from dcp_rs.replication.target import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Address, Commit
 
+_T = TypeVar("_T")
+
 _STATES = "dcp_rs_replication"
+# Seconds for which a transaction that conflicts with another thread's is repeated.
+_PATIENCE = 30.0
+# Levels of JSON that DuckDB 2.0 makes a VARIANT of; it crashes at some 20,000.
+_VARIANT_DEPTH = 1_000
+# That a row of a table, t, and a registered one, d, are of one document.
+_SAME = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
 _VARIANT = {"ARROW:extension:name": "arrow.parquet.variant", "ARROW:extension:metadata": ""}
+
+
+class _Place(NamedTuple):
+    """Where DuckDB keeps a table, in lower case."""
+
+    schema: str
+    table: str
 
 
 class DuckDBTarget:
     """A table of a DuckDB database.
 
-    The state is a row of the table `dcp_rs_replication` of the same database.
+    The state is a row of the table `dcp_rs_replication` of the same database, and rejects go to the
+    table `<table>_rejected`.
 
         >>> DuckDBTarget("travel.duckdb", "airlines")
         DuckDBTarget('travel.duckdb', 'airlines')
@@ -51,6 +73,7 @@ class DuckDBTarget:
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    takes_rejects: ClassVar[bool] = True
 
     def __init__(
         self, path: str | os.PathLike[str], table: str, value_format: str = "json"
@@ -68,6 +91,11 @@ class DuckDBTarget:
         self._table = table
         self._value_type = value_format.upper()
         self._connection: Any = None
+        # What the state is stored under.
+        self._name = table
+        self._place = _Place("", "")
+        self._rejects = ""
+        self._has_rejects = False
 
     @classmethod
     def at(cls, address: Address) -> DuckDBTarget:
@@ -85,42 +113,209 @@ class DuckDBTarget:
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
-        self._connection = self._duckdb.connect(os.fspath(self._path))
-        self._run(
-            f"CREATE TABLE IF NOT EXISTS {_STATES} (table_name VARCHAR PRIMARY KEY,"
-            " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
-        )
-        state = self._load()
-        check_use(state, schema, mode)
-        self._prepare(schema, mode, is_known=state is not None)
-        return state
+        check_fold(schema.names, "DuckDB")
+        # In memory, so that a refused schema leaves no file.
+        with self._connected(":memory:"):
+            want = self._types(schema)
+        path = Path(self._path)
+        was_there = path.exists()
+        self._connection = self._connect()
+        try:
+            return self._retrying(partial(self._open, schema, mode, want))
+        except BaseException:
+            self.close()
+            if not was_there:
+                path.unlink(missing_ok=True)
+            raise
+
+    def _open(self, schema: pa.Schema, mode: Mode, want: dict[str, str]) -> State | None:
+        with self._transaction():
+            self._place = self._resolve(self._table)
+            state = self._load()
+            check_use(state, schema, mode)
+            self._prepare(want, mode, is_known=state is not None)
+            self._find_rejects()
+            self._run(
+                f"CREATE TABLE IF NOT EXISTS {_STATES} (table_name VARCHAR PRIMARY KEY,"
+                " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
+            )
+            if not any(row[0] == "rows" for row in self._run(f"DESCRIBE {_STATES}")):
+                # Releases up to 0.2 did not store it.
+                self._run(f"ALTER TABLE {_STATES} ADD COLUMN rows BIGINT")
+            return None if state is None else self._checked(state)
+
+    def _retrying(self, work: Callable[[], _T]) -> _T:
+        """Does work in a transaction that may conflict with other threads of this process."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            try:
+                return work()
+            except self._duckdb.TransactionException:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.05)
+
+    def _connect(self) -> Any:
+        try:
+            return self._duckdb.connect(os.fspath(self._path))
+        except self._duckdb.IOException as error:
+            if "lock" not in str(error):
+                raise
+            raise ConcurrentWriterError(
+                f"another process has {self._path} open, and DuckDB lets only one write to a file:"
+                " close it there, and replicate other tables to this file from one process"
+            ) from error
+
+    @contextlib.contextmanager
+    def _connected(self, path: str) -> Iterator[None]:
+        self._connection = self._duckdb.connect(path)
+        try:
+            yield
+        finally:
+            self.close()
+
+    def _resolve(self, name: str) -> _Place:
+        """Returns where DuckDB keeps a table, whose name may leave out the schema.
+
+        Raises:
+            ConfigError: The schema does not exist.
+        """
+        *qualifiers, table = name.lower().split(".")
+        ((schema, database),) = self._run("SELECT current_schema(), current_database()")
+        schemas = {
+            found.lower()
+            for (found,) in self._run(
+                "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [database]
+            )
+        }
+        if len(qualifiers) > 1 and qualifiers[0] == database.lower():
+            del qualifiers[0]
+        if len(qualifiers) == 1 and qualifiers[0] not in schemas:
+            qualifiers = [] if qualifiers[0] == database.lower() else qualifiers
+        chosen = ".".join(qualifiers) if qualifiers else schema.lower()
+        if chosen not in schemas:
+            raise ConfigError(
+                f"target: the database has no schema {chosen}: create it with CREATE SCHEMA"
+            )
+        return _Place(chosen, table)
 
     def _load(self) -> State | None:
-        found = self._run(
+        """Returns the state of the table, under whichever of its names it was stored."""
+        if not self._exists("main", _STATES):
+            return None
+        names = [name for (name,) in self._run(f"SELECT table_name FROM {_STATES}")]  # noqa: S608
+        mine = [name for name in names if self._is_at(name, self._place)]
+        if len(mine) > 1:
+            raise ConfigError(
+                f"target: {_STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
+                " those that are not its own"
+            )
+        for name in names:
+            if self._is_at(name + SUFFIX, self._place):
+                raise ConfigError(f"target: {self._table} is the table of rejects of {name}")
+        if not mine:
+            return None
+        # Under the name that it began with.
+        self._name = mine[0]
+        ((text,),) = self._run(
             f"SELECT state FROM {_STATES} WHERE table_name = ?",  # noqa: S608 - a constant
-            [self._table],
+            [self._name],
         )
-        return State.from_json(found[0][0]) if found else None
+        return State.from_json(text)
 
-    def _prepare(self, schema: pa.Schema, mode: Mode, *, is_known: bool) -> None:
+    def _is_at(self, name: str, place: _Place) -> bool:
+        try:
+            return self._resolve(name) == place
+        except ConfigError:
+            return False
+
+    def _exists(self, schema: str, table: str) -> bool:
+        # Names are those of lower case to DuckDB.
+        return bool(
+            self._run(
+                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database()"
+                " AND lower(schema_name) = ? AND lower(table_name) = ?",
+                [schema, table],
+            )
+        )
+
+    def _checked(self, state: State) -> State:
+        """Returns the state, with a reason if the table has not as many rows as it left."""
+        ((expected,),) = self._run(
+            f"SELECT rows FROM {_STATES} WHERE table_name = ?",  # noqa: S608 - a constant
+            [self._name],
+        )
+        found = self._count()
+        if expected in {None, found}:
+            return state
+        return replace(state, moved=f"it has {found} rows, and had {expected}")
+
+    def _count(self) -> int:
+        found: int = self._run(f"SELECT count(*) FROM {quote(self._table)}")[0][0]  # noqa: S608
+        return found
+
+    def _prepare(self, want: dict[str, str], mode: Mode, *, is_known: bool) -> None:
         """Creates the table, or adds missing columns."""
         table = quote(self._table)
-        want = self._types(schema)
         key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
         columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
-        with self._transaction():
-            self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
-            described = self._run(f"DESCRIBE {table}")
-            have = {row[0]: row[1] for row in described}
-            if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
+        if self._run(
+            "SELECT 1 FROM duckdb_views() WHERE NOT internal AND lower(schema_name) = ?"
+            " AND lower(view_name) = ?",
+            [*self._place],
+        ):
+            raise ConfigError(f"target: {self._table} is a view: choose another name")
+        self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
+        described = self._run(f"DESCRIBE {table}")
+        if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
+            raise ConfigError(
+                f"target: table {self._table} has rows that dcp_rs did not write: use another"
+            )
+        if mode == "table":
+            in_keys = {row[0] for row in described if row[3] is not None}
+            check_key([in_keys.intersection(IDENTITY)], self._table)
+        ours = {name.lower() for name in want}
+        for name, _, is_nullable, _, default, _ in described:
+            if name.lower() not in ours and is_nullable == "NO" and default is None:
                 raise ConfigError(
-                    f"target: table {self._table} has rows that dcp_rs did not write: use another"
+                    f"target: column {name} of table {self._table} takes no null and has no "
+                    "default, so no row could be added: give it a default"
                 )
-            if mode == "table":
-                in_keys = {row[0] for row in described if row[3] is not None}
-                check_key([in_keys.intersection(IDENTITY)], self._table)
-            for name, kind in missing_columns(have, want, self._table).items():
-                self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
+        # Of capitals and small letters, DuckDB keeps those that the column was made with.
+        stored = {name.lower(): name for name in want}
+        have = {stored.get(row[0].lower(), row[0]): row[1] for row in described}
+        for name, kind in missing_columns(have, want, self._table).items():
+            self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
+        names = ", ".join(map(quote_column, want))
+        nulls = ", ".join("NULL" for _ in want)
+        try:
+            self._run(f"EXPLAIN INSERT INTO {table} ({names}) SELECT {nulls} WHERE false")
+        except self._duckdb.Error as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(
+                f"target: table {self._table} cannot be written to: {reason}"
+            ) from error
+
+    def _find_rejects(self) -> None:
+        """Looks whether there is a table of rejects.
+
+        Raises:
+            ConfigError: Another table has its name.
+        """
+        place = self._place._replace(table=self._place.table + SUFFIX)
+        self._rejects = ".".join(quote_column(part) for part in place)
+        self._has_rejects = False
+        if not self._exists(*place):
+            return
+        have = {row[0]: row[1] for row in self._run(f"DESCRIBE {self._rejects}")}
+        with self._registered(_rejects=SCHEMA.empty_table()):
+            if have != self._types_of("_rejects"):
+                raise name_taken(self._table + SUFFIX)
+        self._has_rejects = True
+
+    def _types_of(self, registered: str) -> dict[str, str]:
+        described = self._run(f"DESCRIBE SELECT * FROM {registered}")  # noqa: S608 - a constant
+        return {row[0]: row[1] for row in described}
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
         """Returns DuckDB's types of the columns.
@@ -129,7 +324,7 @@ class DuckDBTarget:
             ConfigError: There is to be a VARIANT, and this DuckDB takes none.
         """
         with self._registered(_rows=schema.empty_table()):
-            found = {row[0]: row[1] for row in self._run("DESCRIBE SELECT * FROM _rows")}
+            found = self._types_of("_rows")
         if "value" in found:
             found["value"] = self._value_type
         elif self._value_type != "JSON":
@@ -150,21 +345,105 @@ class DuckDBTarget:
             return False
         return True
 
-    def commit(self, commit: Commit) -> None:
+    def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
-        table, state = quote(self._table), commit.state
-        names = ", ".join(map(quote_column, commit.rows.column_names))
-        same = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
-        with self._registered(_rows=commit.rows, _deletes=commit.deletes), self._transaction():
-            self._save(state)
+        commit = commit.rejecting(self._too_deep(commit))
+        while True:
+            try:
+                self._retrying(partial(self._apply, commit))
+            except (self._duckdb.IntegrityError, self._duckdb.DataError) as error:
+                refused = refused_rows(len(commit.rows), partial(self._why_refused, commit))
+                if not refused:
+                    raise
+                try:
+                    commit = commit.rejecting(refused)
+                except DataError as failure:
+                    raise failure from error
+            else:
+                self._has_rejects = self._has_rejects or bool(len(commit.rejects))
+                return commit
+
+    def _apply(self, commit: Commit) -> None:
+        with self._given(commit), self._transaction():
+            self._write(commit)
+
+    def _too_deep(self, commit: Commit) -> dict[int, str]:
+        """Returns the rows whose JSON DuckDB 2.0 could not make a VARIANT of without crashing."""
+        if self._value_type != "VARIANT" or "value" not in commit.rows.column_names:
+            return {}
+        deep = nested_beyond(_VARIANT_DEPTH, commit.rows["value"])
+        reason = f"the document is nested more than {_VARIANT_DEPTH} levels deep"
+        return dict.fromkeys(deep, reason)
+
+    def _why_refused(self, commit: Commit, rows: pa.Array) -> str | None:
+        """Returns why DuckDB refuses some rows of a commit; `None` if it takes them."""
+        with self._given(replace(commit, rows=commit.rows.take(rows))) as some:
+            self._run("BEGIN")
+            try:
+                self._write_rows(some)
+            except (self._duckdb.IntegrityError, self._duckdb.DataError) as error:
+                # The rest of the text may show values.
+                kind, _, text = str(error).partition(": ")
+                is_safe = text.startswith(("CHECK", "NOT NULL"))
+                return f"DuckDB refuses it: {text if is_safe else kind}"
+            finally:
+                with contextlib.suppress(self._duckdb.Error):
+                    self._run("ROLLBACK")
+        return None
+
+    @contextlib.contextmanager
+    def _given(self, commit: Commit) -> Iterator[Commit]:
+        """Has DuckDB know a commit's rows, deletes and so on by these names."""
+        pa = require_pyarrow("a DuckDB target")
+        settled = commit.settled
+        if settled.num_rows:
+            settled = settled.set_column(1, "key", settled["key"].cast(pa.binary()))
+        with self._registered(
+            _rows=commit.rows, _deletes=commit.deletes, _settled=settled, _rejects=commit.rejects
+        ):
+            yield commit
+
+    def _write(self, commit: Commit) -> None:
+        self._save(commit.state)
+        self._write_rows(commit)
+        self._write_rejects(commit)
+        self._run(
+            f"UPDATE {_STATES} SET rows = ? WHERE table_name = ?",  # noqa: S608 - a constant
+            [self._count(), self._name],
+        )
+
+    def _write_rows(self, commit: Commit) -> None:
+        table = quote(self._table)
+        for condition in commit.removals:
+            self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
+        if len(commit.deletes):
+            self._run(f"DELETE FROM {table} t USING _deletes d WHERE {_SAME}")  # noqa: S608
+        if len(commit.rows):
+            self._insert(commit.rows.column_names, is_new=commit.has_new_rows_only)
+
+    def _insert(self, columns: Sequence[str], *, is_new: bool) -> None:
+        names = list(map(quote_column, columns))
+        # Not OR REPLACE: that fails if the table has another unique index, and would reset columns
+        # that are not ours.
+        taken = ", ".join(f"{name} = excluded.{name}" for name in names)
+        upsert = f" ON CONFLICT ({', '.join(IDENTITY)}) DO UPDATE SET {taken}"
+        self._run(
+            f"INSERT INTO {quote(self._table)} ({', '.join(names)})"  # noqa: S608 - quoted
+            f" SELECT {self._cells(columns)} FROM _rows{'' if is_new else upsert}"
+        )
+
+    def _write_rejects(self, commit: Commit) -> None:
+        if self._has_rejects and commit.state.mode == "table":
             for condition in commit.removals:
-                self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
-            if len(commit.deletes):
-                self._run(f"DELETE FROM {table} t USING _deletes d WHERE {same}")  # noqa: S608
-            if len(commit.rows):
-                insert = "INSERT" if commit.has_new_rows_only else "INSERT OR REPLACE"
-                cells = self._cells(commit.rows.column_names)
-                self._run(f"{insert} INTO {table} ({names}) SELECT {cells} FROM _rows")  # noqa: S608
+                self._run(f"DELETE FROM {self._rejects} WHERE {condition}")  # noqa: S608 - integers
+            self._run(f"DELETE FROM {self._rejects} t USING _settled d WHERE {_SAME}")  # noqa: S608
+        if not len(commit.rejects):
+            return
+        if not self._has_rejects:
+            types = self._types_of("_rejects")
+            columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in types.items())
+            self._run(f"CREATE TABLE {self._rejects} ({columns})")
+        self._run(f"INSERT INTO {self._rejects} SELECT * FROM _rejects")  # noqa: S608
 
     def _cells(self, columns: Sequence[str]) -> str:
         """Returns what to select of the rows: documents as DuckDB's JSON, or as malformed.
@@ -183,15 +462,16 @@ class DuckDBTarget:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
         if state.commits == 1:
             statement = (
-                f"INSERT INTO {_STATES} VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"  # noqa: S608
+                f"INSERT INTO {_STATES} (table_name, commits, generation, complete_generation,"  # noqa: S608
+                " state) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
             )
-            values = [self._table, *values]
+            values = [self._name, *values]
         else:
             statement = (
                 f"UPDATE {_STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
                 " state = ? WHERE table_name = ? AND commits = ? RETURNING 1"
             )
-            values += [self._table, state.commits - 1]
+            values += [self._name, state.commits - 1]
         if not self._run(statement, values):
             raise overtaken(self._table)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dcp_rs.exceptions import ConfigError, DataError
 from dcp_rs.replication.target import IDENTITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dcp_rs.replication.target import Commit, OnError
 
@@ -36,6 +38,11 @@ SCHEMA = pa.schema(
     ]
 )
 """Columns of a table of rejects: the key and the document as bytes, the position, the reason."""
+
+# Rows of a commit beyond which not they are taken for wrong, but the table.
+_MAX_REFUSED = 200
+# A bracket outside of strings, or a string.
+_BRACKETS = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
 NOT_UTF8 = "the key is not UTF-8"
 
@@ -82,7 +89,7 @@ def rejecting(commit: Commit, reasons: Mapping[int, str]) -> Commit:
     is_kept = pa.array([index not in reasons for index in range(len(commit.rows))])
     deletes = [commit.deletes]
     if commit.state.mode == "table" and not commit.has_new_rows_only:
-        deletes.append(gone.select(IDENTITY))
+        deletes.append(gone.select(IDENTITY).cast(commit.deletes.schema))
     return replace(
         commit,
         rows=commit.rows.filter(is_kept),
@@ -90,6 +97,66 @@ def rejecting(commit: Commit, reasons: Mapping[int, str]) -> Commit:
         rejects=pa.concat_tables([commit.rejects, rejects]),
         documents=commit.documents.filter(is_kept),
     )
+
+
+def refused_rows(count: int, why_refused: Callable[[pa.Array], str | None]) -> dict[int, str]:
+    """Finds the rows that a target refuses, by halving.
+
+    Args:
+        count: Number of rows, which the target refuses as a whole.
+        why_refused: Tries rows, given by their indices, without writing them. Returns why they are
+            refused, or `None` if they are not.
+
+    Returns:
+        Why, by the row's index. It is empty if no rows are the reason, or so many that the table
+        rather than its documents must be wrong.
+    """
+    if why_refused(pa.array([], pa.int64())) is not None:
+        return {}
+    # Rows that are taken one by one may still contradict each other: then each is tried together
+    # with those before it.
+    return _halve(count, why_refused) or _halve(count, why_refused, taken=[])
+
+
+def _halve(
+    count: int, why_refused: Callable[[pa.Array], str | None], taken: list[int] | None = None
+) -> dict[int, str]:
+    found: dict[int, str] = {}
+    parts = [range(count // 2, count), range(count // 2)]
+    while parts and len(found) <= _MAX_REFUSED:
+        part = parts.pop()
+        reason = why_refused(pa.array([*(taken or ()), *part], pa.int64())) if part else None
+        if reason is None:
+            if taken is not None:
+                taken.extend(part)
+        elif len(part) > 1:
+            middle = len(part) // 2
+            parts += [part[middle:], part[:middle]]
+        else:
+            found[part[0]] = reason
+    return found if len(found) <= _MAX_REFUSED else {}
+
+
+def nested_beyond(levels: int, documents: pa.ChunkedArray) -> list[int]:
+    """Returns the indices of JSON texts that are nested more deeply than so many levels."""
+    opened = pc.add(
+        pc.count_substring(documents, "["),
+        pc.count_substring(documents, "{"),
+    )
+    suspects = pc.indices_nonzero(pc.fill_null(pc.greater(opened, levels), False))
+    return [at for at in suspects.to_pylist() if _depth(documents[at].as_py()) > levels]
+
+
+def _depth(text: str) -> int:
+    """Returns how deeply a JSON text is nested."""
+    deepest = depth = 0
+    for bracket in _BRACKETS.findall(text):
+        if bracket in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif bracket in "]}":
+            depth -= 1
+    return deepest
 
 
 def name_taken(table: str) -> ConfigError:

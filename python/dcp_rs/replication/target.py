@@ -170,6 +170,22 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     return {name: kind for name, kind in want.items() if name not in have}
 
 
+def check_fold(names: Iterable[str], library: str) -> None:
+    """Checks that names are different to a library that matches them without case.
+
+    Raises:
+        ConfigError: Two are the same to it.
+    """
+    seen: dict[str, str] = {}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise ConfigError(
+                f"document_schema: {other} and {name} are one column to {library}, which does not"
+                " tell capitals from small letters: leave one out"
+            )
+
+
 def has_variant(kind: pa.DataType) -> bool:
     """Whether a type is or contains a VARIANT."""
     parts = [kind.field(index) for index in range(kind.num_fields)]
