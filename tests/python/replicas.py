@@ -54,8 +54,18 @@ class Written:
         self.keys.add((collection or "_default._default", key))
         return self.cluster.upsert(key, value, collection=collection)
 
+    def in_order(self):
+        return sorted(self.keys, key=lambda name: (name[0], str(name[1])))
+
     def documents(self):
         """Gives what the cluster has, by collection and key."""
+        return {name: value for name, value in self._there().items() if isinstance(name[1], str)}
+
+    def rejects(self):
+        """Gives what the cluster has under keys that are not UTF-8."""
+        return {name: value for name, value in self._there().items() if isinstance(name[1], bytes)}
+
+    def _there(self):
         there = {
             f"{scope}.{name}"
             for scope, names in self.cluster.collections().items()
@@ -92,6 +102,18 @@ class Replica:
 
     def documents(self):
         return as_documents(self.rows()) if self.mode == "table" else settle(self.rows())
+
+    def rejects(self):
+        """Gives the documents of the rejects, by collection and key."""
+        rows = self.reject_rows()
+        return as_rejects(rows if self.mode == "table" else settle_rejects(self.rows(), rows))
+
+    def reject_rows(self):
+        (there,) = self.query(
+            "SELECT count(*) AS n FROM information_schema.tables"
+            " WHERE table_name = 'documents_rejected'"
+        )
+        return self.query("SELECT * FROM documents_rejected") if there["n"] else []
 
     def state(self):
         (found,) = self.query("SELECT state FROM dcp_rs_replication")
@@ -136,7 +158,14 @@ class InDelta(Replica):
         self.url = f"delta://{self.folder}"
 
     def rows(self):
-        table = deltalake.DeltaTable(str(self.folder))
+        return self._rows_of(self.folder)
+
+    def reject_rows(self):
+        folder = self.folder.with_name("delta_rejected")
+        return self._rows_of(folder) if folder.exists() else []
+
+    def _rows_of(self, folder):
+        table = deltalake.DeltaTable(str(folder))
         if not table.file_uris():
             return []
         query = deltalake.QueryBuilder().register("replica", table)
@@ -159,7 +188,14 @@ class InParquet(Replica):
         self.url = f"parquet://{self.folder}"
 
     def rows(self):
-        files = sorted(self.folder.glob("[!.]*.parquet"))
+        return self._rows_of(self.folder)
+
+    def reject_rows(self):
+        folder = self.folder.with_name("parquet_rejected")
+        return self._rows_of(folder) if any(folder.glob("[!.]*.parquet")) else []
+
+    def _rows_of(self, folder):
+        files = sorted(folder.glob("[!.]*.parquet"))
         return pa.concat_tables(map(pq.read_table, files), promote_options="default").to_pylist()
 
     def state(self):
@@ -175,11 +211,18 @@ class InIceberg(Replica):
         self.folder = folder / "iceberg"
         self.url = f"iceberg://{self.folder}"
 
-    def table(self):
-        catalog = SqlCatalog(
+    def catalog(self):
+        return SqlCatalog(
             "dcp_rs", uri=f"sqlite:///{self.folder}/catalog.db", warehouse=f"file://{self.folder}"
         )
-        return catalog.load_table("default.changes")
+
+    def table(self):
+        return self.catalog().load_table("default.changes")
+
+    def reject_rows(self):
+        if not self.catalog().table_exists("default.changes_rejected"):
+            return []
+        return self.catalog().load_table("default.changes_rejected").scan().to_arrow().to_pylist()
 
     def rows(self):
         return self.table().scan().to_arrow().to_pylist()
@@ -218,13 +261,34 @@ def settle(log):
 
     Rows are dicts of the log's columns, in any order.
     """
+    return as_documents(_settled(log))
+
+
+def settle_rejects(log, rejects):
+    """Gives the rejects that hold of those of a log."""
+    about_vbuckets = [row for row in log if row["op"] in {"rollback", "system_event"}]
+    newest = max((row["generation"] for row in log), default=0)
+    rejects = [row for row in rejects if row["generation"] == newest]
+    return _settled(about_vbuckets + rejects)
+
+
+def as_rejects(rows):
+    """Gives the documents of rejects, by collection and key."""
+    found = {}
+    for row in rows:
+        name = f"{row['scope']}.{row['collection']}", bytes(row["key"])
+        assert name not in found, "a reject is doubled"
+        found[name] = bytes(row["value"])
+    return found
+
+
+def _settled(log):
     newest = max((row["generation"] for row in log), default=0)
     by_vbucket = {}
     for row in log:
         if row["generation"] == newest:
             by_vbucket.setdefault(row["vbucket"], []).append(row)
-    documents = [row for rows in by_vbucket.values() for row in _settle_vbucket(rows)]
-    return as_documents(documents)
+    return [row for rows in by_vbucket.values() for row in _settle_vbucket(rows)]
 
 
 def _settle_vbucket(rows):

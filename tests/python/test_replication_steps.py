@@ -1,0 +1,180 @@
+"""A replication that dies at each step of its commits, beside people who edit its table."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import deltalake
+import pytest
+
+import dcp_rs
+import replicas
+from trouble import COLLECTIONS, Trouble
+
+_HERE = Path(__file__).parent / "steps"
+# A step of those of a run, as a share: spread evenly however many are tried.
+_GOLDEN = 0.6180339887498949
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A process that replicates; it may be killed at a step."""
+    library = tmp_path_factory.mktemp("steps") / "steps.so"
+    compile_it = ["cc", "-O1", "-shared", "-fPIC", "-o", library, _HERE / "steps.c", "-ldl"]
+    subprocess.run(compile_it, check=True)
+    with subprocess.Popen(
+        [sys.executable, _HERE / "writer.py"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"LD_PRELOAD": str(library)},
+    ) as process:
+
+        def run(cluster, replica, kill_at=0):
+            request = {
+                "connection": cluster.connection_string,
+                "url": replica.url,
+                "kill_at": kill_at,
+                "options": {"mode": replica.mode, "commit_rows": 60, "commit_interval": 60.0},
+            }
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            return json.loads(process.stdout.readline())
+
+        yield run
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(nodes=2, replicas=1, vbuckets=4) as running:
+        running.create_scope("inventory")
+        for name in COLLECTIONS[1:]:
+            running.create_collection(name)
+        yield running
+
+
+# ----- what people do to a table; whether rows are lost or gained by it -----
+
+
+def _delete_rows(replica):
+    replica.query("DELETE FROM documents WHERE vbucket = 1")
+    return True
+
+
+def _empty(replica):
+    replica.query("TRUNCATE documents")
+    return True
+
+
+def _index(replica):
+    replica.query("CREATE INDEX IF NOT EXISTS by_seqno ON documents (seqno)")
+    return False
+
+
+def _restore(replica):
+    table = deltalake.DeltaTable(str(replica.folder))
+    table.restore(max(table.version() - 2, 0))
+    return True
+
+
+def _delete_delta_rows(replica):
+    deltalake.DeltaTable(str(replica.folder)).delete("vbucket = 1")
+    return True
+
+
+def _compact(replica):
+    deltalake.DeltaTable(str(replica.folder)).optimize.compact()
+    return False
+
+
+def _vacuum(replica):
+    table = deltalake.DeltaTable(str(replica.folder))
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    return False
+
+
+def _roll_back(replica):
+    table = replica.table()
+    snapshots = [entry.snapshot_id for entry in table.history()]
+    if len(snapshots) > 2:
+        table.manage_snapshots().rollback_to_snapshot(snapshots[-3]).commit()
+    return True
+
+
+def _delete_iceberg_rows(replica):
+    replica.table().delete("vbucket == 1")
+    return True
+
+
+def _remove_newest_files(replica):
+    for file in sorted(replica.folder.glob("[!.]*.parquet"))[-2:]:
+        file.unlink()
+    return True
+
+
+def _remove_a_file(replica):
+    files = sorted(replica.folder.glob("[!.]*.parquet"))
+    files[len(files) // 2].unlink()
+    return True
+
+
+EDITS = {
+    "duckdb": [_delete_rows, _empty, _index],
+    "postgres": [_delete_rows, _empty, _index],
+    "delta": [_restore, _delete_delta_rows, _compact, _vacuum],
+    "iceberg": [_roll_back, _delete_iceberg_rows],
+    "parquet": [_remove_newest_files, _remove_a_file],
+}
+
+
+def check(replica, written, story):
+    assert replica.documents() == written.documents(), story
+    assert replica.rejects() == written.rejects(), story
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", replicas.ALL)
+def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
+    cluster, writer, request, tmp_path, kind
+):
+    kills = int(os.environ.get("DCP_STEPS", "3"))
+    seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
+    chance = random.Random(seed)
+    replica = replicas.make(kind, request, tmp_path)
+    trouble = Trouble(cluster, seed)
+    for _ in range(100):
+        trouble.write()
+        trouble.write_legacy()
+    story = [f"seed {seed}"]
+    run = writer(cluster, replica)
+    assert not run.get("error"), (story, run)
+    check(replica, trouble.written, story)
+    killed, tried, steps = 0, 0, run["steps"]
+    while killed < kills:
+        tried += 1
+        assert tried < 4 * kills + 20, (story, "dies too seldom")
+        for _ in range(30):
+            trouble.cause()
+        trouble.write_legacy()
+        edited = chance.random() < 0.3
+        if edited:
+            edit = chance.choice(EDITS[kind.split("-")[0]])
+            edited = edit(replica)
+            story.append(edit.__name__)
+        before = run["generation"]
+        kill_at = 1 + int(tried * _GOLDEN % 1 * steps)
+        died = writer(cluster, replica, kill_at)
+        assert not died.get("error"), (story, died)
+        killed += died["signal"] == 9
+        story.append(f"killed at {kill_at} of {steps}" if died["signal"] else "ended")
+        run = writer(cluster, replica)
+        assert not run.get("error"), (story, run)
+        check(replica, trouble.written, story)
+        assert edited or run["generation"] == before, (story, "loaded anew for nothing")
+        # Of both, since a run that died had some of the work.
+        steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
+    assert trouble.written.documents(), "something is left to compare"
+    assert trouble.written.rejects(), "and rejects"
