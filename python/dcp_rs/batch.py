@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn, Self, overload
 
 from dcp_rs import _checks, _display
-from dcp_rs._arrow import require, require_pyarrow
+from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError
 
@@ -123,7 +123,7 @@ class ChangeBatch:
         Raises:
             ImportError: Polars is not installed.
         """
-        frame: pl.DataFrame = require("ChangeBatch.to_polars", "polars", "polars").DataFrame(self)
+        frame: pl.DataFrame = require("ChangeBatch.to_polars", "polars").DataFrame(self)
         return frame
 
     def to_pandas(self) -> pd.DataFrame:
@@ -132,7 +132,7 @@ class ChangeBatch:
         Raises:
             ImportError: pandas or PyArrow is not installed.
         """
-        require("ChangeBatch.to_pandas", "pandas", "pandas")
+        require("ChangeBatch.to_pandas", "pandas")
         return require_pyarrow("ChangeBatch.to_pandas").record_batch(self).to_pandas()
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:

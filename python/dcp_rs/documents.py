@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs import _checks
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:

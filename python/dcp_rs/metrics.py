@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 from dcp_rs import _checks
+from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError, ForkedProcessError
 from dcp_rs.stream import ChangeStream, StreamStats
 
@@ -297,12 +298,7 @@ class PrometheusCollector(Collector):
         collections: bool = False,
         vbuckets: bool = False,
     ) -> None:
-        try:
-            import prometheus_client.core  # noqa: F401 - an extra of the package
-        except ImportError as error:
-            raise ImportError(
-                "PrometheusCollector needs prometheus_client: pip install 'dcp-rs[prometheus]'"
-            ) from error
+        require("PrometheusCollector", "prometheus_client.core", "prometheus")
         self._watched = _Watched()
         if stream is not None:
             self.add(stream, name=name, collections=collections, vbuckets=vbuckets)
@@ -375,12 +371,7 @@ def instrument(
         ImportError: `opentelemetry-api` is not installed.
         ConfigError: A stream of the same bucket already has this name.
     """
-    try:
-        from opentelemetry import metrics
-    except ImportError as error:
-        raise ImportError(
-            "instrument needs opentelemetry-api: pip install 'dcp-rs[opentelemetry]'"
-        ) from error
+    metrics = require("instrument", "opentelemetry.metrics", "opentelemetry")
     source = _Source(stream=stream, name=name, collections=collections, vbuckets=vbuckets)
     meter = metrics.get_meter("dcp_rs") if meter is None else meter
     with _METERS_LOCK:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_rs import _checks
 from dcp_rs._claims import Claims, joined, read_owners, write_owners
+from dcp_rs._libraries import require
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError, ConfigError, ForkedProcessError
 
@@ -63,12 +64,7 @@ class ObjectStore:
     """
 
     def __init__(self, store: Any, prefix: str) -> None:
-        try:
-            import obstore
-        except ImportError as error:
-            raise ImportError(
-                'ObjectStore needs obstore: pip install "dcp-rs[object-store]"'
-            ) from error
+        obstore = require("ObjectStore", "obstore", "object-store")
         if isinstance(store, obstore.store.LocalStore):
             raise ConfigError("store: files cannot be written conditionally: use dcp_rs.FileStore")
         if not type(store).__module__.startswith("obstore"):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from dcp_rs import _dcp_rs, _display
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.documents import DocumentSchema, as_options
 
 if TYPE_CHECKING:

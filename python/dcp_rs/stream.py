@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NoReturn, Self
 
 from dcp_rs import _checks, _display
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError, ForkedProcessError

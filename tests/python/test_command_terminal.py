@@ -202,7 +202,7 @@ sys.exit(main(["--version"]))
     done = run_python(program)
     assert (done.returncode, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"dcp-rs: {missing} is not installed")
+    assert line.startswith(f"dcp-rs: the command line needs {missing}: ")
     assert line.endswith('pip install "dcp-rs[cli]"')
 
 

@@ -10,6 +10,9 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from dcp_rs._libraries import require
+from dcp_rs.exceptions import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,19 +26,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: Arguments after the command's name; by default, those of the process.
     """
     try:
-        import click  # noqa: F401 - only whether it is there
-        import rich  # noqa: F401
-
+        try:
+            for library in _REQUIRED:
+                require("the command line", library, "cli")
+        except (ConfigError, ImportError) as error:
+            print(f"dcp-rs: {error}", file=sys.stderr)
+            return 1
         from dcp_rs.cli import _program
-    except ModuleNotFoundError as error:
-        if error.name not in _REQUIRED:
-            raise
-        print(
-            f"dcp-rs: {error.name} is not installed, which the command line needs:"
-            ' pip install "dcp-rs[cli]"',
-            file=sys.stderr,
-        )
-        return 1
     except KeyboardInterrupt:
         return 130
     return _program.run(sys.argv[1:] if arguments is None else arguments)

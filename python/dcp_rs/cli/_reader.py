@@ -10,7 +10,7 @@ from urllib.request import urlopen
 
 import click
 
-from dcp_rs._arrow import require
+from dcp_rs._libraries import require
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import file_name, taking
 from dcp_rs.exceptions import CheckpointError, ConfigError, ConnectError
@@ -77,7 +77,7 @@ class Reader:
 
 
 def _samples(url: str) -> list[tuple[dict[str, str], float]]:
-    parser = require("--metrics", "prometheus_client.parser", "dcp-rs[prometheus]")
+    parser = require("--metrics", "prometheus_client.parser", "prometheus")
     try:
         parts = urlsplit(url)
     except ValueError as error:

@@ -13,7 +13,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 import click
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.cli._options import connection_options, file_name, go_on_from, reading_options
 from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines

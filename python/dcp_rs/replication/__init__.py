@@ -23,7 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
 from dcp_rs import _checks
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.progress import Progress

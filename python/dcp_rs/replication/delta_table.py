@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.target import missing_columns, refuse_variants
 
@@ -41,7 +41,7 @@ class DeltaTable:
     def __init__(
         self, location: str, application: str, storage_options: Mapping[str, str] | None = None
     ) -> None:
-        self._deltalake = require_deltalake()
+        self._deltalake = require("a Delta table", LIBRARY, "delta")
         self.location = location
         self._application = application
         self._storage = None if storage_options is None else dict(storage_options)
@@ -193,21 +193,6 @@ class DeltaTable:
             gone = _COLUMNS.sub(r"t.\1", " OR ".join(f"({each})" for each in removals))
             merge = merge.when_not_matched_by_source_delete(gone)
         merge.execute()
-
-
-def require_deltalake() -> Any:
-    """Imports deltalake.
-
-    Raises:
-        ImportError: It is not installed; the text names the extra to install.
-    """
-    try:
-        import deltalake
-    except ImportError as error:
-        raise ImportError(
-            'a Delta table needs deltalake: install it with pip install "dcp-rs[delta]"'
-        ) from error
-    return deltalake
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
 from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken, nested_beyond, refused_rows
 from dcp_rs.replication.state import State
@@ -80,13 +80,7 @@ class DuckDBTarget:
     ) -> None:
         if value_format not in {"json", "variant"}:
             raise ConfigError(f"value_format: {value_format!r} is neither json nor variant")
-        try:
-            import duckdb
-        except ImportError as error:
-            raise ImportError(
-                'a DuckDB target needs duckdb: install it with pip install "dcp-rs[duckdb]"'
-            ) from error
-        self._duckdb = duckdb
+        self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
         self._path = path
         self._table = table
         self._value_type = value_format.upper()
@@ -121,6 +115,8 @@ class DuckDBTarget:
         was_there = path.exists()
         self._connection = self._connect()
         try:
+            if any("VARIANT" in kind for kind in want.values()):
+                self._check_format()
             return self._retrying(partial(self._open, schema, mode, want))
         except BaseException:
             self.close()
@@ -321,7 +317,7 @@ class DuckDBTarget:
         """Returns DuckDB's types of the columns.
 
         Raises:
-            ConfigError: There is to be a VARIANT, and this DuckDB takes none.
+            ConfigError: There is to be a VARIANT, and this DuckDB or database takes none.
         """
         with self._registered(_rows=schema.empty_table()):
             found = self._types_of("_rows")
@@ -329,21 +325,34 @@ class DuckDBTarget:
             found["value"] = self._value_type
         elif self._value_type != "JSON":
             raise ConfigError("value_format: document_schema has no column value to be a variant")
-        variants = {each.name for each in schema if has_variant(each.type)}
-        lost = [name for name in variants if "VARIANT" not in found[name]]
-        if lost or (self._value_type == "VARIANT" and not self._has_variant()):
+        if self._value_type == "VARIANT" or any(has_variant(each.type) for each in schema):
+            self._check_variant()
+        return found
+
+    def _check_variant(self) -> None:
+        # 1.5 knows the type, but not in Arrow data, and makes a value of a null.
+        if int(self._duckdb.__version__.partition(".")[0]) < 2:
             raise ConfigError(
                 f"target: DuckDB {self._duckdb.__version__} does not support VARIANT: install "
                 "2.0 or later"
             )
-        return found
 
-    def _has_variant(self) -> bool:
+    def _check_format(self) -> None:
+        """Checks that the database can hold a VARIANT.
+
+        Raises:
+            ConfigError: An older DuckDB made it.
+        """
+        self._run("BEGIN")
         try:
-            self._run("CREATE OR REPLACE TEMPORARY TABLE _dcp_rs_variant (value VARIANT)")
-        except self._duckdb.Error:  # older releases know the type, and have no tables with it
-            return False
-        return True
+            self._run("CREATE TABLE _dcp_rs_variant (value VARIANT)")
+        except self._duckdb.Error as error:
+            raise ConfigError(
+                f"target: the database {self._path} is in a format that has no VARIANT, of an older"
+                " DuckDB: use a new one"
+            ) from error
+        finally:
+            self._run("ROLLBACK")
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""

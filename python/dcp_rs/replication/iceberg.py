@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants
@@ -33,6 +33,7 @@ class IcebergTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
 
     def __init__(self, catalog: Any, table: str) -> None:
+        require("an Iceberg target", "pyiceberg", "iceberg")
         self._catalog = catalog
         self._name = table
         self._table: Any = None
@@ -55,14 +56,10 @@ class IcebergTarget:
         table = address.options.get("table", "default.changes")
         if not all(part.strip() for part in table.split(".")) or "." not in table:
             raise ConfigError(f"target: table {table!r} needs a namespace, as in default.{table}")
-        try:
-            from pyiceberg.catalog import load_catalog
-            from pyiceberg.catalog.sql import SqlCatalog
-        except ImportError as error:
-            raise ImportError(
-                'an Iceberg target needs pyiceberg: install it with pip install "dcp-rs[iceberg]"'
-            ) from error
+        sql = require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
         if address.host:
+            from pyiceberg.catalog import load_catalog
+
             try:
                 return cls(load_catalog(address.host), table)
             except ValueError as error:
@@ -79,7 +76,7 @@ class IcebergTarget:
                 " it for the folder: use another"
             )
         make_folder(folder)
-        catalog = SqlCatalog(
+        catalog = sql.SqlCatalog(
             "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
         )
         return cls(catalog, table)

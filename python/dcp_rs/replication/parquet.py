@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, ClassVar
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants

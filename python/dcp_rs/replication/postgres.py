@@ -7,7 +7,7 @@ import re
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dcp_rs._arrow import require_pyarrow
+from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
@@ -54,14 +54,7 @@ class PostgresTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
 
     def __init__(self, uri: str, table: str) -> None:
-        try:
-            import adbc_driver_postgresql.dbapi as adbc
-        except ImportError as error:
-            raise ImportError(
-                "a PostgreSQL target needs adbc-driver-postgresql: install it with "
-                'pip install "dcp-rs[postgres]"'
-            ) from error
-        self._adbc = adbc
+        self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")
         self._uri = uri
         self._table = table
         self._connection: Any = None

@@ -30,7 +30,8 @@ import os
 from typing import TYPE_CHECKING
 
 from dcp_rs import _checks
-from dcp_rs.spark.errors import SparkReadError, missing_library
+from dcp_rs._libraries import require_pyarrow, require_spark
+from dcp_rs.spark.errors import SparkReadError
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partition import Partition, Partitions
 from dcp_rs.spark.planning import partitions
@@ -75,12 +76,11 @@ def register(spark: SparkSession) -> None:
         ConfigError: `spark` is not a session.
         ImportError: PySpark is not installed.
     """
-    try:
-        from pyspark.errors import PySparkException
+    require_spark("dcp_rs.spark")
+    from pyspark.errors import PySparkException
 
-        from dcp_rs.spark.source import CouchbaseDcpDataSource
-    except ImportError as error:
-        raise missing_library(error) from error
+    from dcp_rs.spark.source import CouchbaseDcpDataSource
+
     if not hasattr(spark, "dataSource"):
         raise _checks.wrong_type("spark", spark, "a SparkSession")
     try:
@@ -124,8 +124,7 @@ def merge_into(
     Raises:
         ImportError: deltalake is not installed.
     """
-    try:
-        from dcp_rs.spark.merge import MergeInto
-    except ImportError as error:
-        raise missing_library(error) from error
+    require_pyarrow("merge_into", "delta")
+    from dcp_rs.spark.merge import MergeInto
+
     return MergeInto(os.fspath(table), storage_options)

@@ -57,11 +57,3 @@ def options_coded() -> Iterator[None]:
         yield
     except ConfigError as error:
         raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
-
-
-def missing_library(error: ImportError) -> ImportError:
-    """Names the extra that installs a missing library."""
-    return ImportError(
-        f"dcp_rs.spark needs pyspark and pyarrow ({error}): "
-        'install them with pip install "dcp-rs[spark]"'
-    )

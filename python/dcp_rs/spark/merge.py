@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
-from dcp_rs.replication.delta_table import LIBRARY, DeltaTable, require_deltalake
+from dcp_rs.replication.delta_table import LIBRARY, DeltaTable
 from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark.errors import options_as_written
 
@@ -38,7 +39,7 @@ class MergeInto:
     """The sink of `dcp_rs.spark.merge_into`."""
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
-        require_deltalake()
+        require("merge_into", LIBRARY, "delta")
         self._location = location
         self._storage_options = storage_options
         self._query = ""

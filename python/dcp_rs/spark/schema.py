@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import dcp_rs
+from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark.errors import missing_library, options_as_written
+from dcp_rs.spark.errors import options_as_written
 from dcp_rs.spark.options import ReadOptions
 
 if TYPE_CHECKING:
@@ -45,12 +46,10 @@ def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
         ImportError: PySpark is not installed.
     """
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    try:
-        from pyspark.sql.types import StructField, StructType
+    require_spark("dcp_rs.spark")
+    from pyspark.sql.types import StructField, StructType
 
-        fields = table_schema(parsed).to_pyarrow()
-    except ImportError as error:
-        raise missing_library(error) from error
+    fields = table_schema(parsed).to_pyarrow()
     return StructType(
         [StructField(field.name, _spark_type(field.type), field.nullable) for field in fields]
     )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyspark.sql.datasource as api
 
 import dcp_rs
+from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError, options_coded
@@ -214,6 +215,7 @@ class CouchbaseDcpDataSource(api.DataSource):
         return Projection.of(self._parsed(), wanted)
 
     def _parsed(self) -> ReadOptions:
+        require_spark("dcp_rs.spark")
         return ReadOptions.parse(dict(self.options))
 
 

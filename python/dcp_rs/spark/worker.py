@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 import dcp_rs
 from dcp_rs import _checks, _dcp_rs
+from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import DcpError
-from dcp_rs.spark.errors import SparkReadError, coded, missing_library
+from dcp_rs.spark.errors import SparkReadError, coded
 from dcp_rs.spark.partition import Partition
 from dcp_rs.spark.planning import partitions
 from dcp_rs.spark.schema import table_schema
@@ -158,11 +159,7 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
         ImportError: PyArrow is not installed.
     """
     _checks.instance("partition", partition, Partition, "a partition from dcp_rs.spark.partitions")
-    try:
-        import pyarrow as pa
-    except ImportError as error:
-        raise missing_library(error) from error
-
+    pa = require_pyarrow("dcp_rs.spark", "spark")
     if partition.options.worker_gc_freeze:
         _freeze_once()
     doing = f"reading {len(partition.ranges)} vBuckets of bucket {partition.options.bucket}"
