@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants
+from dcp_rs.replication.target import (
+    make_folder,
+    missing_columns,
+    overtaken,
+    refuse_variants,
+    type_name,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -84,6 +90,12 @@ class IcebergTarget:
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
         """See `dcp_rs.replication.Target.open`."""
         refuse_variants(schema, "pyiceberg")
+        for field in schema:
+            if _loses_nulls(field.type):
+                raise ConfigError(
+                    f"document_schema: {field.name} is or has an ARRAY or a MAP of STRUCT, which"
+                    " pyiceberg writes as empty if it is null: declare it as STRING"
+                )
         namespace, _, _ = self._name.rpartition(".")
         self._catalog.create_namespace_if_not_exists(namespace)
         self._schema = _known(schema)
@@ -93,8 +105,8 @@ class IcebergTarget:
             raise ConfigError(
                 f"target: table {self._name} has rows that dcp_rs did not write: use another"
             )
-        have = {field.name: _type(field.type) for field in self._table.schema().as_arrow()}
-        want = {field.name: _type(field.type) for field in self._schema}
+        have = {field.name: type_name(field.type) for field in self._table.schema().as_arrow()}
+        want = {field.name: type_name(field.type) for field in self._schema}
         if missing_columns(have, want, self._name):
             with self._table.update_schema() as update:
                 update.union_by_name(self._schema)
@@ -133,24 +145,32 @@ class IcebergTarget:
 def _known(schema: pa.Schema) -> pa.Schema:
     """Returns a schema with types that Iceberg supports."""
     pa = require_pyarrow("an Iceberg target")
-    small = {pa.int8(), pa.int16()}
-    return pa.schema(
-        [
-            field.with_type(pa.int32()).with_nullable(True)
-            if field.type in small
-            else field.with_nullable(True)
-            for field in schema
-        ]
-    )
+    return pa.schema([_known_field(field).with_nullable(True) for field in schema])
 
 
-def _type(kind: pa.DataType) -> str:
-    """Returns the name of a type, regardless of field names and offset sizes."""
+def _known_field(field: pa.Field) -> pa.Field:
     pa = require_pyarrow("an Iceberg target")
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return f"list<{_type(kind.value_type)}>"
+    kind = field.type
+    if kind in {pa.int8(), pa.int16()}:
+        kind = pa.int32()
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_known_field(kind.key_field), _known_field(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_known_field(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_known_field(each) for each in kind])
+    return field.with_type(kind)
+
+
+def _loses_nulls(kind: pa.DataType) -> bool:
+    """Whether a type is or contains a list or map of structs.
+
+    pyiceberg makes these anew from their offsets, on which no null is marked.
+    """
+    pa = require_pyarrow("an Iceberg target")
     if pa.types.is_map(kind):
-        return f"map<{_type(kind.key_type)}, {_type(kind.item_type)}>"
-    if pa.types.is_struct(kind):
-        return f"struct<{', '.join(f'{each.name}: {_type(each.type)}' for each in kind)}>"
-    return str(kind).removeprefix("large_")
+        parts = [kind.item_type]
+    else:
+        parts = [kind.field(index).type for index in range(kind.num_fields)]
+    is_struct = any(pa.types.is_struct(part) for part in parts)
+    return (is_struct and not pa.types.is_struct(kind)) or any(map(_loses_nulls, parts))

@@ -11,7 +11,13 @@ from typing import IO, TYPE_CHECKING, ClassVar
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import make_folder, missing_columns, overtaken, refuse_variants
+from dcp_rs.replication.target import (
+    make_folder,
+    missing_columns,
+    overtaken,
+    refuse_variants,
+    type_name,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -75,8 +81,8 @@ class ParquetTarget:
             raise ConfigError(
                 f"target: folder {self._folder} has files that dcp_rs did not write: use another"
             )
-        have = {field.name: str(field.type) for field in found}
-        want = {field.name: str(field.type) for field in schema}
+        have = {field.name: type_name(field.type) for field in found}
+        want = {field.name: type_name(field.type) for field in schema}
         missing_columns(have, want, str(self._folder))
         loaded = State.from_json(state.decode())
         self._commits = loaded.commits

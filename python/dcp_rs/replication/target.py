@@ -186,6 +186,19 @@ def check_fold(names: Iterable[str], library: str) -> None:
             )
 
 
+def type_name(kind: pa.DataType) -> str:
+    """Returns the name of a type, regardless of field names and offset sizes."""
+    import pyarrow as pa
+
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return f"list<{type_name(kind.value_type)}>"
+    if pa.types.is_map(kind):
+        return f"map<{type_name(kind.key_type)}, {type_name(kind.item_type)}>"
+    if pa.types.is_struct(kind):
+        return f"struct<{', '.join(f'{each.name}: {type_name(each.type)}' for each in kind)}>"
+    return str(kind).removeprefix("large_")
+
+
 def has_variant(kind: pa.DataType) -> bool:
     """Whether a type is or contains a VARIANT."""
     parts = [kind.field(index) for index in range(kind.num_fields)]
