@@ -17,6 +17,8 @@ WHEELS := $(STATE)/wheel
 DIST := dist
 PY := $(STATE)/venv/bin/python
 BUILD_PY := $(STATE)/build-venv/bin/python
+UV := $(STATE)/build-venv/bin/uv
+LOWEST_PY := $(STATE)/lowest-venv/bin/python
 RELEASE_PY := $(STATE)/release-venv/bin/python
 PIP := -m pip --disable-pip-version-check --quiet
 CARGO := cargo
@@ -59,6 +61,12 @@ test-python: .postgres .stunnel .promtool .installed-test ## Run the Python test
 test-spark: .java .installed-test ## Run the Spark tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/spark $(ARGS) 2>&1 | tee $(LOG)/spark.log
+
+# What uses other libraries; their versions are in the header of the log. Without Spark, which
+# `make long` tries.
+test-lowest: .postgres .installed-lowest ## Run the tests of targets, stores, metrics and reading on the lowest versions of libraries
+	@mkdir -p $(LOG)
+	@$(LOWEST_PY) -m pytest $$($(LOWEST_PY) scripts/libraries.py tests) $(ARGS) 2>&1 | tee $(LOG)/lowest.log
 
 # Downloads the clients with Maven and the Go toolchain on the first run.
 interop: .tshark .installed-test ## Read from the embedded cluster with third-party clients
@@ -146,8 +154,7 @@ fmt: .installed-test .rust ## Format the Rust and the Python code
 	@$(PY) -m ruff check --quiet --fix-only .
 
 lock: $(STATE)/build-venv.stamp ## Update the pinned Python packages in requirements/
-	@$(BUILD_PY) $(PIP) install uv
-	@scripts/lock.sh $(STATE)/build-venv/bin/uv
+	@scripts/lock.sh $(UV)
 
 ##@ Benchmarks and long runs
 
@@ -257,6 +264,13 @@ $(STATE)/test-packages.stamp: requirements/test.txt $(STATE)/venv.stamp
 	@$(PY) $(PIP) install -r requirements/test.txt
 	@touch $@
 
+$(STATE)/lowest-packages.stamp: requirements/lowest.txt $(STATE)/build-venv.stamp
+	@echo "installing the lowest versions of libraries, of requirements/lowest.txt"
+	@python=$$(scripts/require.sh python) && $(UV) venv --quiet --clear --python "$$python" $(STATE)/lowest-venv
+	@$(UV) pip install --quiet --no-cache --require-hashes --excludes <(echo pyspark) \
+		--python $(LOWEST_PY) -r requirements/lowest.txt
+	@touch $@
+
 $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
 	@scripts/require.sh rust
 	@rm -rf $(WHEELS)
@@ -270,9 +284,14 @@ $(STATE)/installed.stamp: $(STATE)/wheel.stamp $(STATE)/venv.stamp
 	@$(PY) $(PIP) install --no-index --no-deps --force-reinstall $(WHEELS)/*.whl
 	@touch $@
 
+$(STATE)/lowest.stamp: $(STATE)/wheel.stamp $(STATE)/lowest-packages.stamp
+	@$(UV) pip install --quiet --no-deps --reinstall --python $(LOWEST_PY) $(WHEELS)/*.whl
+	@touch $@
+
 # In this order, so that a missing tool is reported before anything is downloaded.
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
+.installed-lowest: .rust $(STATE)/lowest.stamp
 
-.PHONY: demo test static test-rust test-python test-spark fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test
+.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest

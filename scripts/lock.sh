@@ -16,4 +16,4 @@ lock release --group release
 lock demo --extra demo
 lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --group test --group docs
 # The lowest versions of what users install, and the newest of what that needs.
-lock lowest --resolution lowest-direct --all-extras --group lowest
+lock lowest --resolution lowest-direct --all-extras --group lowest --group readers

@@ -146,6 +146,12 @@ def stages(first_world: int) -> list[Stage]:
             findings=r"dcp-\w+: \d+ of \d+ mutants caught.*|  missed: .*",
         ),
         Stage(
+            "libraries",
+            "every minor version of each library from the lowest to the pinned one",
+            [sys.executable, "scripts/libraries.py", "between", *wheels],
+            findings=r"\S+ [\d.]+: (works|failed)",
+        ),
+        Stage(
             "spark",
             "the oldest and the newest Spark that are supported, and Delta's own",
             [sys.executable, "tests/spark/versions.py", *wheels],

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 TESTED = {
-    "adbc-driver-postgresql": ("1.12", "1.13"),
+    "adbc-driver-postgresql": ("1.13", "1.13"),
     "click": ("8.2", "8.5"),
-    "deltalake": ("1.6", "1.6"),
+    "deltalake": ("1.6.1", "1.6"),
     "duckdb": ("1.5.1", "2.0"),
     "obstore": ("0.8", "0.12"),
     "opentelemetry-api": ("1.30", "1.45"),

@@ -1,5 +1,6 @@
 """An embedded cluster and a client of it, for each test."""
 
+import contextlib
 import functools
 import itertools
 import os
@@ -12,14 +13,25 @@ import tempfile
 import time
 import urllib.request
 from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import pytest
 
 import dcp_rs
+from dcp_rs import _libraries
 
 # The modules of this folder are imported by name from its tests.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+
+def pytest_report_header():
+    """Says which versions of libraries the tests run with."""
+    found = []
+    for library in _libraries.TESTED:
+        with contextlib.suppress(PackageNotFoundError):
+            found.append(f"{library} {version(library)}")
+    return f"libraries: {', '.join(found)}"
 
 
 def pytest_collection_modifyitems(config, items):

@@ -79,8 +79,7 @@ def test_the_newest_versions_are_those_that_the_tests_run_with():
 def test_the_floors_are_what_the_lowest_environment_has():
     pinned = pins("lowest")
     for name, floor in floors().items():
-        numbers = [int(each) for each in floor.split(".")]
-        assert [int(each) for each in pinned[name].split(".")] == [*numbers, 0, 0][:3], name
+        assert _libraries._numbers(pinned[name]) == _libraries._numbers(floor), name
 
 
 USES = {
