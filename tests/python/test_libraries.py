@@ -82,6 +82,29 @@ def test_the_floors_are_what_the_lowest_environment_has():
         assert _libraries._numbers(pinned[name]) == _libraries._numbers(floor), name
 
 
+def test_the_page_has_the_versions_that_are_tested():
+    page = (ROOT / "docs" / "reference" / "libraries.md").read_text()
+    table = page[page.index("| library |") : page.index("An older version")]
+    found = {
+        library: (extras, lowest, newest)
+        for library, extras, lowest, newest in re.findall(
+            r"^\| ([a-z-]+) \| (.*) \| ([\d.]+) \| ([\d.]+) \|$", table, re.MULTILINE
+        )
+    }
+    of_extras = PROJECT["optional-dependencies"].items()
+    assert found == {
+        library: (
+            ", ".join(
+                f"`{extra}`"
+                for extra, needed in of_extras
+                if any(re.match(rf"{library}(\[|>)", each) for each in needed)
+            ),
+            *versions,
+        )
+        for library, versions in _libraries.TESTED.items()
+    }
+
+
 USES = {
     "adbc-driver-postgresql": lambda *_: open_target("postgresql://h/d"),
     "deltalake": lambda _, folder: open_target(f"delta://{folder}/t"),
