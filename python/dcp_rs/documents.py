@@ -28,10 +28,12 @@ class DocumentSchema:
             documents stay in the column `value`, and are checked unless `value_format` is `binary`.
         prefix: Prefix of the names of these columns, for documents whose fields have the names of
             table columns.
-        on_malformed: What to do with a document that is not JSON, does not fit the schema or is not
-            text. `null` makes its columns null; `fail` ends the stream with a
-            `dcp_rs.exceptions.DataError`; `column` makes its columns null and puts its bytes in the
-            column `_malformed`.
+        on_malformed: What to do with a document that is not a JSON object or has a value that does
+            not fit the schema. `null` makes only this value null, and all columns of a document
+            that is not a JSON object; the column `_malformed_fields` says why. `column` makes all
+            columns of the document null and puts its bytes in the column `_malformed`. `fail` ends
+            the stream with a `dcp_rs.exceptions.DataError`. Without a schema, this applies to
+            `value_format`.
     """
 
     schema: str | pa.Schema | None = None

@@ -111,6 +111,22 @@ _FIGURES = (
         read=_of_stats(lambda stats: stats.batches),
     ),
     _Figure(
+        prometheus="dcp_rs_malformed_documents",
+        opentelemetry="dcp_rs.documents.malformed",
+        kind="counter",
+        unit="{document}",
+        description="Malformed documents, of which all columns are null",
+        read=_of_stats(lambda stats: stats.malformed),
+    ),
+    _Figure(
+        prometheus="dcp_rs_partly_malformed_documents",
+        opentelemetry="dcp_rs.documents.partly_malformed",
+        kind="counter",
+        unit="{document}",
+        description="Documents of which some values do not fit their columns and are null",
+        read=_of_stats(lambda stats: stats.partly_malformed),
+    ),
+    _Figure(
         prometheus="dcp_rs_lag",
         opentelemetry="dcp_rs.lag",
         kind="gauge",

@@ -35,6 +35,9 @@ class StreamStats:
             lasting outage counts once, however often the client retries.
         batches: Batches taken.
         rows: Rows in those batches.
+        malformed: Documents in them that are malformed, so that all their columns are null.
+        partly_malformed: Documents in them of which only some values do not fit their columns, so
+            that these are null. See `dcp_rs.DocumentSchema.on_malformed`.
         buffered_bytes: Bytes received but not yet taken.
         unpersisted_rows: Rows received that not every copy of their vBucket has on disk yet; 0
             unless the stream has `persisted_only`.
@@ -57,6 +60,8 @@ class StreamStats:
     reconnects: int
     batches: int
     rows: int
+    malformed: int
+    partly_malformed: int
     buffered_bytes: int
     unpersisted_rows: int
     unpersisted_bytes: int

@@ -53,7 +53,10 @@ mod table;
 mod values;
 mod xattrs;
 
-pub use document::{DdlError, DocumentSchema, MALFORMED, OnMalformed, ValueFormat};
+pub use document::{
+    DdlError, DocumentSchema, MALFORMED, MALFORMED_FIELDS, MalformedKind, MalformedTally,
+    OnMalformed, ValueFormat,
+};
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};
 pub use pending::PendingBatch;

@@ -15,7 +15,7 @@ use crate::document::{self, Decoded, TIMESTAMP};
 use crate::rows::{Places, RowKind};
 use crate::table::Slot;
 use crate::values::nulls;
-use crate::{BufferPool, CollectionNames, Column, KeyType, TableSchema};
+use crate::{BufferPool, CollectionNames, Column, KeyType, MalformedTally, TableSchema};
 
 /// The contents of an [`ArrowSink`](crate::ArrowSink), not yet checked.
 ///
@@ -60,6 +60,14 @@ impl PendingBatch {
     /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated, a key
     /// of a `string` column is not UTF-8, or a document is malformed and that is an error.
     pub fn finish(self) -> Result<RecordBatch, SinkError> {
+        self.finish_counting(&mut MalformedTally::default())
+    }
+
+    /// Like [`finish`](Self::finish), and counts the documents that do not fit their columns.
+    ///
+    /// # Errors
+    /// Those of [`finish`](Self::finish).
+    pub fn finish_counting(self, tally: &mut MalformedTally) -> Result<RecordBatch, SinkError> {
         let Self { schema, names, pool, mut columns } = self;
         let places = Places {
             vbuckets: std::mem::take(&mut columns.vbuckets).into(),
@@ -67,7 +75,7 @@ impl PendingBatch {
         };
         columns.fill_in_late(&places, &pool)?;
         let kinds = std::mem::take(&mut columns.kinds);
-        let decoded = columns.decode(&schema, &kinds, &places, &pool)?;
+        let decoded = columns.decode(&schema, &kinds, &places, &pool, tally)?;
         let cas = columns.cas.take().unwrap_or_default().into();
         let mut rows = Rows {
             documents: validity(&kinds, RowKind::is_document),
@@ -85,7 +93,8 @@ impl PendingBatch {
                     columns.array(*column, &mut rows, schema.key_type(), &names, &pool)?
                 }
                 Slot::Document(index) => rows.document(*index)?,
-                Slot::Malformed => rows.malformed()?,
+                Slot::Malformed => rows.taken(|decoded| decoded.malformed.take())?,
+                Slot::MalformedFields => rows.taken(|decoded| decoded.malformed_fields.take())?,
             });
         }
         RecordBatch::try_new(schema.arrow(), arrays).map_err(|error| {
@@ -111,9 +120,12 @@ impl Rows {
         column.ok_or_else(|| self.places.error(0, "documents were not decoded".to_owned()))
     }
 
-    fn malformed(&mut self) -> Result<ArrayRef, SinkError> {
-        let column = self.decoded.malformed.take();
-        column.ok_or_else(|| self.places.error(0, "documents were not decoded".to_owned()))
+    fn taken(
+        &mut self,
+        take: impl FnOnce(&mut Decoded) -> Option<ArrayRef>,
+    ) -> Result<ArrayRef, SinkError> {
+        take(&mut self.decoded)
+            .ok_or_else(|| self.places.error(0, "documents were not decoded".to_owned()))
     }
 }
 
@@ -162,6 +174,7 @@ impl Columns {
         kinds: &[RowKind],
         places: &Places,
         pool: &BufferPool,
+        tally: &mut MalformedTally,
     ) -> Result<Decoded, SinkError> {
         let formats = schema.formats();
         let Some(values) = self.values.as_mut().filter(|_| formats.decodes()) else {
@@ -169,7 +182,8 @@ impl Columns {
         };
         values.inflate().map_err(|bad| places.error(bad.row, bad.error.to_string()))?;
         let json = self.json.as_deref().unwrap_or_default();
-        document::decode(formats, values, &document::Rows { kinds, json, places }, pool)
+        let rows = document::Rows { kinds, json, places };
+        document::decode(formats, values, &rows, pool, tally)
     }
 
     /// Makes the array of one column; each column is made once.

@@ -51,10 +51,16 @@ pub(crate) struct Places {
 
 impl Places {
     #[cold]
-    pub(crate) fn error(&self, row: usize, what: String) -> SinkError {
+    pub(crate) fn of(&self, row: usize) -> (Vbid, Seqno) {
         let vbid = self.vbuckets.get(row).and_then(|vbid| u16::try_from(*vbid).ok());
         let seqno = self.seqnos.get(row).copied().unwrap_or_default().cast_unsigned();
-        unrepresentable(Vbid(vbid.unwrap_or_default()), Seqno(seqno), what)
+        (Vbid(vbid.unwrap_or_default()), Seqno(seqno))
+    }
+
+    #[cold]
+    pub(crate) fn error(&self, row: usize, what: String) -> SinkError {
+        let (vbid, seqno) = self.of(row);
+        unrepresentable(vbid, seqno, what)
     }
 
     /// The error of a malformed document.

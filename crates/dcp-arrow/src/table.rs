@@ -10,8 +10,8 @@ use crate::document::{Formats, variant_type};
 use crate::nearest;
 use crate::schema;
 use crate::{
-    COLUMNS, Column, ColumnSet, DocumentSchema, KeyType, MALFORMED, OnMalformed, SchemaError,
-    ValueFormat,
+    COLUMNS, Column, ColumnSet, DocumentSchema, KeyType, MALFORMED, MALFORMED_FIELDS, OnMalformed,
+    SchemaError, ValueFormat,
 };
 
 /// Selects the columns of a table.
@@ -23,8 +23,8 @@ pub enum Columns {
     /// Those of [`Columns::Basic`] and the columns for revision, expiry and history.
     Full,
     /// The named columns, in the given order. If none of the documents' schema is named, all of
-    /// them follow, and `_malformed` if it is enabled. Without `value` and a documents' schema, the
-    /// server need not send documents.
+    /// them follow, and `_malformed_fields` if it is enabled. `_malformed` follows in any case if
+    /// it is enabled. Without `value` and a documents' schema, the server need not send documents.
     Named(Vec<String>),
 }
 
@@ -77,6 +77,8 @@ pub(crate) enum Slot {
     Document(usize),
     /// The bytes of malformed documents.
     Malformed,
+    /// The notes of malformed fields.
+    MalformedFields,
 }
 
 /// The columns of a table, in order.
@@ -112,6 +114,7 @@ impl TableSchema {
             schema: options.document_schema.clone().filter(|_| decodes),
             names: documents.into(),
             on_malformed: options.on_malformed,
+            notes: slots.contains(&Slot::MalformedFields),
         };
         Ok(Self {
             arrow: Arc::new(Schema::new(fields(&slots, &formats, options))),
@@ -211,12 +214,19 @@ fn document_names(options: &TableOptions) -> Result<Vec<String>, SchemaError> {
     let names: Vec<String> = schema.names().map(prefixed).collect();
     // Spark's column names are case-insensitive.
     let is_taken = |name: &&String| {
-        schema::names().chain([MALFORMED]).any(|known| known.eq_ignore_ascii_case(name))
+        schema::names()
+            .chain([MALFORMED, MALFORMED_FIELDS])
+            .any(|known| known.eq_ignore_ascii_case(name))
     };
     match names.iter().find(is_taken) {
         Some(name) => Err(SchemaError::NameTaken(name.clone())),
         None => Ok(names),
     }
+}
+
+/// Whether values that do not fit are noted.
+fn has_notes(options: &TableOptions) -> bool {
+    options.document_schema.is_some() && options.on_malformed == OnMalformed::Null
 }
 
 /// The columns given by name. If none of the documents' schema is named, all of it is appended: a
@@ -238,8 +248,9 @@ fn named(
     if slots.is_empty() {
         return Err(SchemaError::NoColumns);
     }
-    if !slots.iter().any(|slot| matches!(slot, Slot::Document(_) | Slot::Malformed)) {
+    if !slots.iter().any(|slot| !matches!(slot, Slot::Change(_))) {
         slots.extend((0..documents.len()).map(Slot::Document));
+        slots.extend(has_notes(options).then_some(Slot::MalformedFields));
     }
     if options.on_malformed == OnMalformed::Column && !slots.contains(&Slot::Malformed) {
         slots.push(Slot::Malformed);
@@ -256,6 +267,15 @@ fn named(
 fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot, SchemaError> {
     if let Some(index) = documents.iter().position(|known| known == name) {
         return Ok(Slot::Document(index));
+    }
+    if name == MALFORMED_FIELDS {
+        return match has_notes(options) {
+            true => Ok(Slot::MalformedFields),
+            false => Err(SchemaError::Excluded {
+                column: MALFORMED_FIELDS,
+                option: "a document_schema with on_malformed=null",
+            }),
+        };
     }
     if name == MALFORMED {
         return match options.on_malformed {
@@ -290,6 +310,7 @@ fn by_set(documents: &[String], options: &TableOptions) -> Vec<Slot> {
         .map(|spec| Slot::Change(spec.column))
         .collect();
     slots.extend((0..documents.len()).map(Slot::Document));
+    slots.extend(has_notes(options).then_some(Slot::MalformedFields));
     if options.on_malformed == OnMalformed::Column {
         slots.push(Slot::Malformed);
     }
@@ -315,6 +336,7 @@ fn fields(slots: &[Slot], formats: &Formats, options: &TableOptions) -> Vec<Fiel
         }
         Slot::Document(index) => documents.get(*index).cloned(),
         Slot::Malformed => Some(Field::new(MALFORMED, DataType::Binary, true)),
+        Slot::MalformedFields => Some(Field::new(MALFORMED_FIELDS, DataType::Utf8, true)),
     };
     slots.iter().filter_map(field).collect()
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use dcp_arrow::{PendingBatch, TableSchema};
+use dcp_arrow::{MalformedKind, MalformedTally, PendingBatch, TableSchema};
 use dcp_consumer::{
     Acknowledger, ChangeStream as EngineStream, CollectionLag, Delivered, StreamEvent, StreamStats,
     VbucketStats,
@@ -24,8 +24,12 @@ pub(crate) struct Shared {
     engine: Mutex<Engine>,
     acks: Acknowledger,
     table: TableSchema,
+    malformed: Mutex<MalformedTally>,
     next_turn: AtomicU64,
 }
+
+/// Target of the records about documents: Python's logger `dcp_rs.documents`.
+const DOCUMENTS: &str = "dcp_documents";
 
 /// A reader's place in the queue; readers are served in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,7 +134,7 @@ impl Shared {
             is_ahead: false,
             stands_at,
         });
-        Self { engine, acks, table, next_turn: AtomicU64::new(0) }
+        Self { engine, acks, table, malformed: Mutex::default(), next_turn: AtomicU64::new(0) }
     }
 
     pub(crate) const fn table(&self) -> &TableSchema {
@@ -169,7 +173,12 @@ impl Shared {
 
     fn decode(&self, delivered: PendingDelivery) {
         let Delivered { batch, checkpoint, token, .. } = delivered;
-        let decoded = batch.finish().map(|batch| ChangeBatch { batch, checkpoint, token });
+        let mut malformed = MalformedTally::default();
+        let decoded = batch.finish_counting(&mut malformed);
+        let decoded = decoded.map(|batch| ChangeBatch { batch, checkpoint, token });
+        if malformed.whole + malformed.partial > 0 {
+            self.count_malformed(malformed);
+        }
         let mut engine = self.lock();
         // A batch that cannot be decoded ends the stream: reading on would skip its rows.
         if decoded.is_err() {
@@ -177,6 +186,43 @@ impl Shared {
             engine.close();
         }
         engine.fetched = Fetched::Ready(decoded.map_err(Failure::from));
+    }
+
+    /// Counts a batch's documents that do not fit, and logs each kind once.
+    #[cold]
+    fn count_malformed(&self, batch: MalformedTally) {
+        let mut all = self.malformed.lock().unwrap_or_else(PoisonError::into_inner);
+        let was_full = all.is_full();
+        let new = all.add(batch);
+        let is_full = all.is_full();
+        drop(all);
+        for MalformedKind { field, reason, vbid, seqno, .. } in new {
+            match field.as_str() {
+                "" => log::warn!(
+                    target: DOCUMENTS,
+                    "{vbid} seqno {seqno}: a document is malformed and null: {reason}; others like \
+                     it are counted, not logged"
+                ),
+                field => log::warn!(
+                    target: DOCUMENTS,
+                    "{vbid} seqno {seqno}: {field} does not fit its column and is null: {reason}; \
+                     others like it are counted, not logged"
+                ),
+            }
+        }
+        if is_full && !was_full {
+            let most = MalformedTally::MAX_KINDS;
+            log::warn!(
+                target: DOCUMENTS,
+                "documents do not fit in {most} ways or more: further ones are counted, not logged"
+            );
+        }
+    }
+
+    /// Documents that are malformed, and those of which only some values do not fit.
+    pub(crate) fn malformed(&self) -> (u64, u64) {
+        let tally = self.malformed.lock().unwrap_or_else(PoisonError::into_inner);
+        (tally.whole, tally.partial)
     }
 
     /// Takes the result of [`poll`](Self::poll) if it is still there and no reader is ahead.

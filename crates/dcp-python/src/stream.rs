@@ -264,7 +264,8 @@ impl ChangeStream {
 
     fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shared = self.shared.get()?;
-        let stats = py.detach(|| shared.stats());
+        let (stats, (malformed, partly_malformed)) =
+            py.detach(|| (shared.stats(), shared.malformed()));
         let dict = PyDict::new(py);
         for (name, count) in [
             ("opening", stats.opening),
@@ -282,6 +283,8 @@ impl ChangeStream {
             ("batches", stats.batches),
             ("rows", stats.rows),
             ("buffered_bytes", stats.buffered_bytes),
+            ("malformed", malformed),
+            ("partly_malformed", partly_malformed),
             ("unpersisted_rows", stats.unpersisted_rows),
             ("unpersisted_bytes", stats.unpersisted_bytes),
         ] {

@@ -2,10 +2,11 @@
 
 use dcp_test::with;
 
+use arrow_array::cast::AsArray;
 use arrow_array::{Array, RecordBatch};
 use dcp_arrow::{
     ArrowSink, BatchLimits, CollectionNames, Columns, DocumentSchema, KeyType, MALFORMED,
-    OnMalformed, TableOptions, TableSchema, ValueFormat,
+    MALFORMED_FIELDS, OnMalformed, TableOptions, TableSchema, ValueFormat,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op, SinkError, Snapshot};
 use dcp_wire::{Cas, CollectionId, Datatype, RevSeqno, Seqno, Vbid, Vbuuid};
@@ -24,8 +25,8 @@ const GROUPS: [&str; 7] = [
     "r STRUCT<s: STRING, a: ARRAY<STRUCT<i: INT, v: VARIANT>>, o: MAP<STRING, ARRAY<STRING>>>",
 ];
 
-/// A table that keeps what is malformed, and the same one that fails.
-type Pair = [TableSchema; 2];
+/// A table that keeps what is malformed, and the same one that fails, or keeps what fits.
+type Triple = [TableSchema; 3];
 
 /// Few columns that are not made of documents: other kinds of tables have all.
 fn named(columns: &[&str]) -> Columns {
@@ -33,7 +34,7 @@ fn named(columns: &[&str]) -> Columns {
 }
 
 /// Tables by their kind; those that decode documents, by their group of columns.
-fn tables() -> [Vec<Pair>; 4] {
+fn tables() -> [Vec<Triple>; 4] {
     let all = GROUPS.join(", ");
     let decoded = GROUPS.into_iter().chain([all.as_str()]).map(|columns| {
         let schema = DocumentSchema::parse(columns).expect("a schema");
@@ -60,33 +61,42 @@ fn tables() -> [Vec<Pair>; 4] {
         TableSchema::new(&with(options.clone(), |o| o.on_malformed = on_malformed))
             .expect("a table")
     };
-    let both = |options| [on(&options, OnMalformed::Column), on(&options, OnMalformed::Fail)];
+    let each = |options| {
+        [OnMalformed::Column, OnMalformed::Fail, OnMalformed::Null].map(|how| on(&options, how))
+    };
     [
-        decoded.map(both).collect(),
-        vec![both(variant)],
-        vec![both(text)],
+        decoded.map(each).collect(),
+        vec![each(variant)],
+        vec![each(text)],
         // Documents that nobody looks at cannot be malformed.
-        vec![[on(&bytes, OnMalformed::Null), on(&bytes, OnMalformed::Null)]],
+        vec![[(); 3].map(|()| on(&bytes, OnMalformed::Null))],
     ]
 }
 
-/// Whatever documents: each is a row, the columns are what Arrow says they must be, and a table
-/// fails exactly where another one calls something malformed.
+/// Whatever documents: each is a row, the columns are what Arrow says they must be, a table fails
+/// exactly where another one calls something malformed, and one that keeps what fits differs from
+/// that one only in the rows that it has a note of.
 pub fn documents(data: &[u8]) {
     thread_local! {
-        static TABLES: [Vec<Pair>; 4] = tables();
+        static TABLES: [Vec<Triple>; 4] = tables();
     }
     let mut bytes = BytesIn::new(data);
     let choice = bytes.u8();
-    let [keeps, fails] = TABLES.with(|tables| {
+    let [keeps, fails, fits] = TABLES.with(|tables| {
         let tables = &tables[usize::from(choice & 3)];
         tables[usize::from(choice >> 2) % tables.len()].clone()
     });
     let kept = batch(keeps, bytes);
     let failed = batch(fails, bytes);
+    let fitted = batch(fits, bytes);
     match kept {
         Ok(batch) => {
             check(&batch);
+            // What fits of a document may take more than all of it that does not.
+            if let Ok(fitted) = &fitted {
+                check(fitted);
+                compare(&batch, fitted);
+            }
             let malformed = batch.column_by_name(MALFORMED);
             let is_malformed = malformed.is_some_and(|column| column.null_count() < column.len());
             assert!(malformed.is_none() || failed.is_err() == is_malformed, "{failed:?}");
@@ -95,7 +105,29 @@ pub fn documents(data: &[u8]) {
                 assert_eq!(other.num_rows(), batch.num_rows());
             }
         }
-        Err(_) => assert!(failed.is_err()),
+        Err(_) => assert!(failed.is_err() && fitted.is_err()),
+    }
+}
+
+/// Compares a table that keeps malformed documents with one that keeps what fits of them.
+fn compare(kept: &RecordBatch, fitted: &RecordBatch) {
+    let Some(notes) = fitted.column_by_name(MALFORMED_FIELDS) else { return };
+    let Some(malformed) = kept.column_by_name(MALFORMED) else { return };
+    let notes = notes.as_string::<i32>();
+    for row in 0..kept.num_rows() {
+        let note = notes.is_valid(row).then(|| notes.value(row));
+        // A document that is nested too deep in what no column shows is kept without a note.
+        assert!(note.is_none() || malformed.is_valid(row), "{note:?}");
+        let Some(note) = note else { continue };
+        let list: serde_json::Value = serde_json::from_str(note).expect("JSON");
+        assert!((1..=17).contains(&list.as_array().map_or(0, Vec::len)), "{note}");
+    }
+    for (index, field) in kept.schema_ref().fields().iter().enumerate() {
+        let Some(fitted) = fitted.column_by_name(field.name()) else { continue };
+        let kept = kept.column(index);
+        for row in (0..kept.len()).filter(|row| malformed.is_null(*row)) {
+            assert_eq!(kept.slice(row, 1).to_data(), fitted.slice(row, 1).to_data());
+        }
     }
 }
 

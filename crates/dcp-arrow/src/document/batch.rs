@@ -6,11 +6,13 @@ use arrow_array::{ArrayRef, StringArray};
 use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use dcp_proto::SinkError;
+use dcp_wire::{Seqno, Vbid};
 
 use super::decoder::Decoder;
 use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem};
-use super::{DocumentSchema, OnMalformed, ValueFormat};
+use super::notes::Notes;
+use super::{DocumentSchema, MalformedTally, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::rows::{Places, RowKind};
 use crate::values::{BytesColumn, ValueColumn, nulls};
@@ -30,6 +32,8 @@ pub(crate) struct Formats {
     /// Names of the document columns, for errors.
     pub(crate) names: Arc<[String]>,
     pub(crate) on_malformed: OnMalformed,
+    /// Whether the table has the column of malformed fields.
+    pub(crate) notes: bool,
 }
 
 impl Formats {
@@ -53,6 +57,8 @@ pub(crate) struct Decoded {
     pub(crate) value: Option<ArrayRef>,
     /// The bytes of malformed documents.
     pub(crate) malformed: Option<ArrayRef>,
+    /// The notes of values that do not fit.
+    pub(crate) malformed_fields: Option<ArrayRef>,
 }
 
 /// The rows of a batch, to be decoded.
@@ -152,7 +158,82 @@ fn texts(
     StringArray::try_new(offsets, bytes, nulls)
 }
 
-/// Decodes the documents of a batch.
+/// What becomes of malformed documents and of values that do not fit.
+struct Malformations<'a> {
+    formats: &'a Formats,
+    /// Those of the current document.
+    notes: Notes,
+    bytes: Option<Texts>,
+    fields: Option<Texts>,
+    tally: &'a mut MalformedTally,
+}
+
+impl<'a> Malformations<'a> {
+    fn new(formats: &'a Formats, rows: usize, tally: &'a mut MalformedTally) -> Self {
+        let bytes = (formats.on_malformed == OnMalformed::Column).then(|| Texts::new(rows));
+        let fields = formats.notes.then(|| Texts::new(rows));
+        Self { formats, notes: Notes::default(), bytes, fields, tally }
+    }
+
+    /// Where values that do not fit are noted, if the rest of their document is kept.
+    fn partial(&mut self) -> Option<&mut Notes> {
+        (self.formats.on_malformed == OnMalformed::Null).then_some(&mut self.notes)
+    }
+
+    /// Ends a row whose document was decoded to columns and to a value.
+    #[inline]
+    fn end_row(
+        &mut self,
+        document: &[u8],
+        in_columns: Result<(), Malformed>,
+        as_value: Result<(), Malformed>,
+        place: impl FnOnce() -> (Vbid, Seqno),
+    ) -> Result<(), Malformed> {
+        if in_columns.is_ok() && as_value.is_ok() && self.notes.is_empty() {
+            self.bytes.iter_mut().chain(&mut self.fields).for_each(Texts::push_null);
+            return Ok(());
+        }
+        self.end_malformed(document, in_columns, as_value, place())
+    }
+
+    #[cold]
+    fn end_malformed(
+        &mut self,
+        document: &[u8],
+        in_columns: Result<(), Malformed>,
+        as_value: Result<(), Malformed>,
+        place: (Vbid, Seqno),
+    ) -> Result<(), Malformed> {
+        let has_columns = self.formats.schema.is_some();
+        let is_whole = in_columns.is_err() || (as_value.is_err() && !has_columns);
+        let problem = in_columns.and(as_value);
+        match (self.formats.on_malformed, problem) {
+            (OnMalformed::Fail, Err(problem)) => return Err(problem),
+            (OnMalformed::Null, Err(problem)) => self.notes.push_document(&problem, document),
+            _ => {}
+        }
+        if is_whole {
+            self.tally.whole += 1;
+        } else {
+            self.tally.partial += 1;
+        }
+        self.tally.note(&self.notes, place);
+        if let Some(bytes) = &mut self.bytes {
+            bytes.push(document);
+        }
+        if let Some(fields) = &mut self.fields {
+            fields.push(self.notes.to_json().as_bytes());
+        }
+        self.notes.clear();
+        Ok(())
+    }
+
+    fn len_bytes(&self) -> usize {
+        self.fields.as_ref().map_or(0, Texts::len_bytes)
+    }
+}
+
+/// Decodes the documents of a batch; `tally` counts those that do not fit.
 ///
 /// # Errors
 /// [`SinkError`] for the first malformed document, if malformed documents are errors, and if the
@@ -162,42 +243,49 @@ pub(crate) fn decode(
     column: &mut ValueColumn,
     rows: &Rows<'_>,
     pool: &BufferPool,
+    tally: &mut MalformedTally,
 ) -> Result<Decoded, SinkError> {
     let count = rows.kinds.len();
     let mut decoder = formats.schema.as_ref().map(|schema| Decoder::new(schema, count));
     let mut value = Value::new(formats.value, count);
-    let mut malformed = (formats.on_malformed == OnMalformed::Column).then(|| Texts::new(count));
+    let mut malformed = Malformations::new(formats, count, tally);
     for (row, kind) in rows.kinds.iter().enumerate() {
         let bytes = column.plain.value(row);
         let is_json =
             *kind == RowKind::SystemEvent || rows.json.get(row).copied().unwrap_or_default();
         let has_value = matches!(kind, RowKind::Mutation | RowKind::SystemEvent);
         let document = (*kind == RowKind::Mutation).then_some(bytes);
-        let in_columns =
-            decoder.as_mut().map_or(Ok(()), |decoder| push(decoder, document, is_json));
+        let in_columns = match &mut decoder {
+            Some(decoder) => push(decoder, document, is_json, malformed.partial()),
+            None => Ok(()),
+        };
         let as_value = value.push(has_value.then_some(bytes), is_json);
-        let problem = in_columns.and(as_value).err();
-        if let (Some(problem), OnMalformed::Fail) = (&problem, formats.on_malformed) {
-            return Err(rows.places.malformed(row, problem.describe(&formats.names)));
-        }
-        if let Some(malformed) = &mut malformed {
-            if problem.is_some() { malformed.push(bytes) } else { malformed.push_null() }
-        }
-        let taken = decoder.as_ref().map_or(0, Decoder::len_bytes) + value.len_bytes();
+        malformed
+            .end_row(bytes, in_columns, as_value, || rows.places.of(row))
+            .map_err(|problem| rows.places.malformed(row, problem.describe(&formats.names)))?;
+        let taken = decoder.as_ref().map_or(0, Decoder::len_bytes)
+            + value.len_bytes()
+            + malformed.len_bytes();
         if taken > MAX_BATCH_BYTES {
             let what = "the documents of the batch take more than 1 GiB decoded: set batch_bytes \
                         lower";
             return Err(rows.places.error(row, what.to_owned()));
         }
     }
-    finish(decoder, value, malformed, column, pool).map_err(|error| {
+    let Malformations { bytes, fields, .. } = malformed;
+    finish(decoder, value, (bytes, fields), column, pool).map_err(|error| {
         rows.places.error(0, format!("documents do not match their columns: {error}"))
     })
 }
 
-fn push(decoder: &mut Decoder, document: Option<&[u8]>, is_json: bool) -> Result<(), Malformed> {
+fn push(
+    decoder: &mut Decoder,
+    document: Option<&[u8]>,
+    is_json: bool,
+    notes: Option<&mut Notes>,
+) -> Result<(), Malformed> {
     match document {
-        Some(document) if is_json => decoder.push(document),
+        Some(document) if is_json => decoder.push(document, notes),
         Some(_) => {
             decoder.push_null();
             Err(Malformed::new(Problem::NotJson, 0))
@@ -212,7 +300,7 @@ fn push(decoder: &mut Decoder, document: Option<&[u8]>, is_json: bool) -> Result
 fn finish(
     decoder: Option<Decoder>,
     value: Value,
-    malformed: Option<Texts>,
+    (malformed, malformed_fields): (Option<Texts>, Option<Texts>),
     column: &mut ValueColumn,
     pool: &BufferPool,
 ) -> Result<Decoded, ArrowError> {
@@ -220,5 +308,7 @@ fn finish(
     let value = value.finish(column, pool)?;
     let malformed = malformed.map(Texts::binaries).transpose()?;
     let malformed = malformed.map(|malformed| Arc::new(malformed) as ArrayRef);
-    Ok(Decoded { documents, value, malformed })
+    let fields = malformed_fields.map(Texts::strings).transpose()?;
+    let malformed_fields = fields.map(|fields| Arc::new(fields) as ArrayRef);
+    Ok(Decoded { documents, value, malformed, malformed_fields })
 }

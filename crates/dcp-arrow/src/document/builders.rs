@@ -10,7 +10,7 @@ use arrow_array::types::{
 use arrow_array::{ArrayRef, ListArray, MapArray, StructArray};
 use arrow_schema::{ArrowError, DataType};
 
-use super::leaves::{Flat, Ranges, Texts, Variants};
+use super::leaves::{Flat, Ranges, Texts, Variants, set_null};
 use super::{Field, Kind};
 use crate::values::nulls;
 
@@ -206,6 +206,30 @@ impl Builder {
             Self::Struct { valid, fields } => {
                 fields.push_null();
                 valid.push(false);
+            }
+        }
+    }
+
+    /// Makes a complete row null.
+    pub(super) fn set_null(&mut self, row: usize) {
+        match self {
+            Self::Boolean(values) => values.set_null(row),
+            Self::Byte(values) => values.set_null(row),
+            Self::Short(values) => values.set_null(row),
+            Self::Int(values) | Self::Date(values) => values.set_null(row),
+            Self::Long(values) | Self::Timestamp(values) | Self::TimestampNtz(values) => {
+                values.set_null(row);
+            }
+            Self::Float(values) => values.set_null(row),
+            Self::Double(values) => values.set_null(row),
+            Self::Decimal { numbers, .. } => numbers.set_null(row),
+            Self::String(texts) | Self::Binary(texts) => texts.set_null(row),
+            Self::Variant(variants) => variants.set_null(row),
+            Self::Array { ranges, .. } | Self::Map { ranges, .. } => ranges.set_null(row),
+            Self::Struct { valid, fields } => {
+                if set_null(valid, row) {
+                    fields.columns.iter_mut().for_each(|column| column.set_null(row));
+                }
             }
         }
     }

@@ -10,6 +10,8 @@ use jiter::{Jiter, Peek};
 use super::builders::{Builder, Objects};
 use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem, Result};
+use super::notes::Notes;
+use super::partial::{PartialReader, whole_pairs};
 use super::{DocumentSchema, moments, numbers};
 
 /// Maximum decoded size of a document in bytes.
@@ -26,14 +28,14 @@ pub(super) struct Reader<'j> {
 }
 
 impl<'j> Reader<'j> {
-    /// Reads a UTF-8 document; `scratch` is reused memory.
-    fn new(document: &'j [u8], scratch: Vec<u8>) -> Self {
-        Self { json: Jiter::with_tape(document, scratch), budget: MAX_DOCUMENT_BYTES }
+    /// Reads UTF-8 text; `scratch` is reused memory.
+    pub(super) fn new(text: &'j [u8], budget: usize, scratch: Vec<u8>) -> Self {
+        Self { json: Jiter::with_tape(text, scratch), budget }
     }
 
-    /// Returns the scratch memory.
-    fn into_scratch(self) -> Vec<u8> {
-        self.json.into_tape()
+    /// Returns the rest of the budget and the scratch memory.
+    pub(super) fn into_rest(self) -> (usize, Vec<u8>) {
+        (self.budget, self.json.into_tape())
     }
 
     #[cold]
@@ -53,7 +55,7 @@ impl<'j> Reader<'j> {
     }
 
     /// Reads one value into the next row of `column`.
-    fn read(&mut self, column: &mut Builder, peek: Peek) -> Result<()> {
+    pub(super) fn read(&mut self, column: &mut Builder, peek: Peek) -> Result<()> {
         if peek == Peek::Null {
             self.json.known_null()?;
             column.push_null();
@@ -326,24 +328,46 @@ impl Decoder {
         self.len_bytes
     }
 
-    /// Appends a document; nulls if it is malformed.
-    pub(super) fn push(&mut self, document: &[u8]) -> Result<()> {
+    /// Appends a document; nulls if it is malformed. With `notes`, only the values that do not fit
+    /// are null, and noted.
+    pub(super) fn push(&mut self, document: &[u8], notes: Option<&mut Notes>) -> Result<()> {
         if let Err(error) = std::str::from_utf8(document) {
             self.push_null();
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
         }
-        let mut reader = Reader::new(document, std::mem::take(&mut self.scratch));
-        let read = reader.document(&mut self.fields, self.rows);
-        let taken = MAX_DOCUMENT_BYTES - reader.budget;
-        self.scratch = reader.into_scratch();
+        let scratch = std::mem::take(&mut self.scratch);
+        let mut reader = Reader::new(document, MAX_DOCUMENT_BYTES, scratch);
+        let mut read = reader.document(&mut self.fields, self.rows);
+        let mut rest;
+        (rest, self.scratch) = reader.into_rest();
+        if let (Err(_), Some(notes)) = (&read, notes) {
+            self.fields.truncate(self.rows);
+            (read, rest) = self.read_partially(document, notes);
+        }
         if let Err(malformed) = read {
             self.fields.truncate(self.rows);
             self.push_null();
             return Err(malformed);
         }
         self.rows += 1;
-        self.len_bytes += taken + self.width;
+        self.len_bytes += MAX_DOCUMENT_BYTES - rest + self.width;
         Ok(())
+    }
+
+    /// Reads a document of which not all values fit; returns the rest of its budget, too.
+    #[cold]
+    fn read_partially(&mut self, document: &[u8], notes: &mut Notes) -> (Result<()>, usize) {
+        let schema = self.schema.clone();
+        let scratch = std::mem::take(&mut self.scratch);
+        let whole = whole_pairs(document);
+        let mut reader = PartialReader::new(document, &whole, MAX_DOCUMENT_BYTES, scratch, notes);
+        let read = reader.document(&mut self.fields, &schema.fields, self.rows);
+        let rest;
+        (rest, self.scratch) = reader.into_rest();
+        if read.is_err() {
+            notes.clear();
+        }
+        (read, rest)
     }
 
     /// Appends a row without a document.

@@ -12,6 +12,11 @@ use super::variant::VariantEncoder;
 use super::variant_fields;
 use crate::values::nulls;
 
+/// Makes a row null; returns whether it was not.
+pub(super) fn set_null(valid: &mut [bool], row: usize) -> bool {
+    valid.get_mut(row).is_some_and(|valid| std::mem::replace(valid, false))
+}
+
 /// Values of a fixed width.
 #[derive(Debug)]
 pub(super) struct Flat<T> {
@@ -33,6 +38,10 @@ impl<T: Copy + Default> Flat<T> {
     pub(super) fn push_null(&mut self) {
         self.values.push(T::default());
         self.valid.push(false);
+    }
+
+    pub(super) fn set_null(&mut self, row: usize) {
+        set_null(&mut self.valid, row);
     }
 
     pub(super) fn truncate(&mut self, rows: usize) {
@@ -88,6 +97,10 @@ impl Texts {
     pub(super) fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
         self.end_value(true);
+    }
+
+    pub(super) fn set_null(&mut self, row: usize) {
+        set_null(&mut self.valid, row);
     }
 
     pub(super) fn push_null(&mut self) {
@@ -182,6 +195,10 @@ impl Variants {
         Ok(())
     }
 
+    pub(super) fn set_null(&mut self, row: usize) {
+        set_null(&mut self.valid, row);
+    }
+
     pub(super) fn push_null(&mut self) {
         // Both parts of a variant are non-null even in a null row.
         self.values.push(&[]);
@@ -228,6 +245,10 @@ impl Ranges {
     pub(super) fn push(&mut self, elements: usize, is_valid: bool) {
         self.offsets.push(end(elements));
         self.valid.push(is_valid);
+    }
+
+    pub(super) fn set_null(&mut self, row: usize) {
+        set_null(&mut self.valid, row);
     }
 
     pub(super) fn push_null(&mut self) {

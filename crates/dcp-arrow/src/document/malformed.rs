@@ -23,6 +23,8 @@ pub(super) enum Problem {
     /// A value is not of this kind.
     Expected(&'static str),
     Duplicate,
+    /// Its escapes are no characters.
+    NotText,
     TooDeep,
     TooLarge,
 }
@@ -62,6 +64,7 @@ impl fmt::Display for Problem {
             Self::Syntax(error) => write!(f, "{error}"),
             Self::Expected(what) => write!(f, "expected {what}"),
             Self::Duplicate => f.write_str("duplicate key"),
+            Self::NotText => f.write_str("half a surrogate pair"),
             Self::TooDeep => f.write_str("nested too deep"),
             Self::TooLarge => f.write_str("takes too much memory"),
         }
@@ -72,6 +75,7 @@ impl From<jiter::JiterError> for Malformed {
     #[cold]
     fn from(error: jiter::JiterError) -> Self {
         let problem = match error.error_type {
+            JiterErrorType::JsonError(JsonErrorType::RecursionLimitExceeded) => Problem::TooDeep,
             JiterErrorType::JsonError(error) => Problem::Syntax(error),
             JiterErrorType::WrongType { .. } => Problem::Expected("something else"),
         };

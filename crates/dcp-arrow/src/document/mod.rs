@@ -1,8 +1,21 @@
 //! Decoding of documents into typed columns.
 //!
 //! A [`DocumentSchema`] lists the fields of a document that become columns, with their types. The
-//! documents of a batch are decoded when it is finished, by the task that takes it. A document
-//! matches the schema as a whole or is malformed, and then all its columns are null.
+//! documents of a batch are decoded when it is finished, by the task that takes it.
+//!
+//! A document is *malformed* if it is not a JSON object, which the server has to mark as JSON, has a
+//! number of more than 4300 digits or would take too much memory; then all its columns are null. A value that does not fit its type is
+//! a *malformed field*. [`OnMalformed`] says what happens to the rest of its document: with the
+//! default, only this value is null, at the innermost place that can be, which is a field of a
+//! struct, an element of an array or a value of a map. These are malformed fields, too:
+//!
+//! * a name of the schema or a key of a map that occurs twice: none of its values is taken, since
+//!   each may be the right one; a map keeps the key, with a null;
+//! * text that is no date, time, decimal or base64, or that has half a surrogate pair;
+//! * a key of a map that has half a surrogate pair: the entry is left out;
+//! * a value that is nested too deep for its type, such as a variant.
+//!
+//! The column [`MALFORMED_FIELDS`] notes each of them.
 
 mod batch;
 mod builders;
@@ -11,7 +24,10 @@ mod decoder;
 mod leaves;
 mod malformed;
 mod moments;
+mod notes;
 mod numbers;
+mod partial;
+mod tally;
 mod variant;
 
 use std::collections::HashMap;
@@ -22,6 +38,7 @@ use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
 
 pub(crate) use batch::{Decoded, Formats, Rows, decode};
 pub use ddl::DdlError;
+pub use tally::{MalformedKind, MalformedTally};
 
 /// Format of the `value` column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,20 +53,32 @@ pub enum ValueFormat {
     Variant,
 }
 
-/// How malformed documents are handled.
+/// How documents are handled that are malformed or have malformed fields.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnMalformed {
-    /// Its columns are null.
+    /// The values that do not fit are null, or all columns if the document is malformed. The column
+    /// [`MALFORMED_FIELDS`] says why.
     #[default]
     Null,
     /// The stream fails with an error that names the vBucket and seqno.
     Fail,
-    /// Its columns are null and its bytes are in the column [`MALFORMED`].
+    /// All columns of the document are null and its bytes are in the column [`MALFORMED`].
     Column,
 }
 
 /// Name of the column of malformed documents.
 pub const MALFORMED: &str = "_malformed";
+
+/// Name of the column of malformed fields.
+///
+/// It is a JSON array of objects, or null if everything fits:
+///
+/// | member | |
+/// |---|---|
+/// | `path` | where the value is, such as `items[3].price`; empty for the document; null in a last object that counts the others if there are more than 16 |
+/// | `reason` | what was expected |
+/// | `text` | the value's JSON text: its first 256 bytes and `…` if it is longer |
+pub const MALFORMED_FIELDS: &str = "_malformed_fields";
 
 /// Type of every timestamp, in documents and changes alike, so that they share a time zone.
 pub(crate) static TIMESTAMP: LazyLock<DataType> =

@@ -99,7 +99,7 @@ fn the_columns_of_documents_stand_for_the_value() {
     let options = decoded("name STRING, geo STRUCT<lat: DOUBLE>");
     let names = all_names(&options);
     assert_eq!(names[..2], ["op", "key"]);
-    assert_eq!(names[names.len() - 2..], ["name", "geo"]);
+    assert_eq!(names[names.len() - 3..], ["name", "geo", MALFORMED_FIELDS]);
     assert!(!names.contains(&"value".to_owned()));
     let schema = TableSchema::new(&options).unwrap();
     assert!(schema.needs(Column::Value) && !schema.has(Column::Value));
@@ -108,9 +108,11 @@ fn the_columns_of_documents_stand_for_the_value() {
     let with_value = TableOptions { value_format: ValueFormat::String, ..options.clone() };
     assert!(all_names(&with_value).contains(&"value".to_owned()));
     let malformed = TableOptions { on_malformed: OnMalformed::Column, ..options.clone() };
-    assert_eq!(all_names(&malformed).last().map(String::as_str), Some(MALFORMED));
+    assert_eq!(all_names(&malformed)[names.len() - 2..], ["geo", MALFORMED]);
+    let fails = TableOptions { on_malformed: OnMalformed::Fail, ..options.clone() };
+    assert_eq!(all_names(&fails)[names.len() - 2..], ["geo"]);
     let prefixed = TableOptions { document_prefix: "doc_".to_owned(), ..options };
-    assert!(all_names(&prefixed).contains(&"doc_geo".to_owned()));
+    assert_eq!(all_names(&prefixed)[names.len() - 2..], ["doc_geo", MALFORMED_FIELDS]);
 }
 
 #[test]
@@ -138,8 +140,14 @@ fn all_columns_of_documents_stand_behind_names_that_are_none_of_theirs() {
             ..decoded("a INT, b ARRAY<INT>")
         })
     };
-    assert_eq!(names(&["seqno", "key"], OnMalformed::Null), ["seqno", "key", "a", "b"]);
+    let all = ["seqno", "key", "a", "b", MALFORMED_FIELDS];
+    assert_eq!(names(&["seqno", "key"], OnMalformed::Null), all);
     assert_eq!(names(&["b", "key"], OnMalformed::Null), ["b", "key"]);
+    assert_eq!(
+        names(&["key", "b", MALFORMED_FIELDS], OnMalformed::Null),
+        ["key", "b", MALFORMED_FIELDS]
+    );
+    assert_eq!(names(&[MALFORMED_FIELDS, "key"], OnMalformed::Null), [MALFORMED_FIELDS, "key"]);
     assert_eq!(names(&["key"], OnMalformed::Column), ["key", "a", "b", MALFORMED]);
     assert_eq!(names(&["b"], OnMalformed::Column), ["b", MALFORMED]);
     assert_eq!(names(&[MALFORMED], OnMalformed::Column), [MALFORMED]);
@@ -171,6 +179,19 @@ fn options_that_make_no_sense_together_are_refused() {
             TableOptions { columns: columns(&["_malformed", "a"]), ..decoded("a INT") },
             "\"_malformed\" needs on_malformed=column",
         ),
+        (
+            TableOptions { columns: columns(&["_malformed_fields"]), ..default.clone() },
+            "\"_malformed_fields\" needs a document_schema with on_malformed=null",
+        ),
+        (
+            TableOptions {
+                columns: columns(&["_malformed_fields"]),
+                on_malformed: OnMalformed::Fail,
+                ..decoded("a INT")
+            },
+            "\"_malformed_fields\" needs a document_schema with on_malformed=null",
+        ),
+        (decoded("_Malformed_fields STRING"), "would appear twice"),
         (decoded("Timestamp STRING"), "give a prefix, such as doc_"),
         (decoded("_malformed STRING"), "would appear twice"),
     ] {

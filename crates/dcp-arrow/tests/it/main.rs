@@ -3,6 +3,7 @@
 mod columns;
 mod documents;
 mod documents_model;
+mod malformed_fields;
 mod model;
 mod runs;
 mod splits;
