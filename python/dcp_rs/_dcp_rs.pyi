@@ -18,6 +18,7 @@ __all__ = [
     "EmbeddedCluster",
     "Pending",
     "Planner",
+    "Rows",
     "Schema",
     "__version__",
     "check_batch",
@@ -29,6 +30,7 @@ __all__ = [
     "defaults",
     "explain_rollback",
     "open_task",
+    "rollback_rows",
     "wanted",
 ]
 
@@ -48,6 +50,7 @@ def open_task(
     plan: str,
     options: dict[str, Any],
 ) -> tuple[Client, ChangeStream]: ...
+def rollback_rows(plan: str, options: dict[str, Any]) -> Rows | None: ...
 def wanted(data: bytes) -> int: ...
 
 @final
@@ -67,6 +70,12 @@ class ChangeBatch:
         self, requested_schema: object | None = None
     ) -> tuple[object, object]: ...
     def __arrow_c_schema__(self) -> object: ...
+
+@final
+class Rows:
+    def __arrow_c_array__(
+        self, requested_schema: object | None = None
+    ) -> tuple[object, object]: ...
 
 @final
 class AsyncTurn: ...

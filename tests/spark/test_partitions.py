@@ -1,7 +1,9 @@
 """Planning: who reads what."""
 
 import pickle
+from functools import partial
 
+import pyarrow as pa
 import pytest
 
 import dcp_rs
@@ -9,6 +11,7 @@ import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import ReadOptions, SparkReadError
 from dcp_rs.spark.planning import batch_partitions
+from dcp_rs.spark.worker import read_partition
 
 
 def test_partitions_cover_each_changed_vbucket_once_by_node(cluster, options, load):
@@ -126,6 +129,51 @@ class TestOffsetsThatAreNotTrue:
         cluster.roll_back(vbucket, 0)
         with pytest.raises(SparkReadError, match=f"ROLLBACK.*vb:{vbucket} "):
             dcp_rs.spark.partitions(options | {"onRollback": "fail"}, since=ends)
+
+
+@pytest.mark.parametrize("on_rollback", ["emit", "resync"])
+def test_a_rollback_row_is_that_of_a_stream(options, cluster, load, on_rollback):
+    load(200)
+    cluster.persist()
+    # Change history needs another kind of bucket.
+    columns = [column.name for column in dcp_rs.columns() if column.name != "history"]
+    given = {"include": ["xattrs"], "columns": [*columns, "n", "_malformed_fields"]}
+    stream_of = partial(
+        dcp_rs.connect(
+            options["connectionString"],
+            username=options["username"],
+            password=options["password"],
+            bucket=options["bucket"],
+        ).stream,
+        until="now",
+        on_rollback=on_rollback,
+        document_schema="n INT",
+        persisted_only=True,
+        **given,
+    )
+    with stream_of() as stream:
+        list(stream)
+        read = stream.checkpoint()
+    vbuckets = [vbucket for vbucket, seqno in read.seqnos.items() if seqno > 2][:3]
+    # One is rolled back to its beginning.
+    for vbucket, seqno in zip(vbuckets, (0, 1, 2), strict=True):
+        cluster.roll_back(vbucket, seqno)
+    with stream_of(start=read) as stream:
+        expected = rollbacks_of(stream)
+    options |= {name: ",".join(names) for name, names in given.items()}
+    options |= {"documentSchema": "n INT", "onRollback": on_rollback}
+    partitions = dcp_rs.spark.partitions(options, since=read.to_json())
+    found = rollbacks_of(batch for each in partitions for batch in read_partition(each))
+    assert found == expected
+    assert {row["vbucket"] for row in found} == set(vbuckets)
+    # Branch 0 is the beginning.
+    assert all((row["vbuuid"] == 0) == (row["seqno"] == 0) for row in found)
+
+
+def rollbacks_of(batches):
+    rows = pa.Table.from_batches([pa.record_batch(batch) for batch in batches]).to_pylist()
+    rollbacks = [row for row in rows if row["op"] == "rollback"]
+    return sorted(rollbacks, key=lambda row: row["vbucket"])
 
 
 def test_a_node_that_is_not_there_is_told(options):

@@ -67,11 +67,7 @@ impl ChangeBatch {
         requested_schema: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
         let _wish = requested_schema;
-        let rows = StructArray::from(self.batch.clone());
-        let array = FFI_ArrowArray::new(&rows.to_data());
-        let schema = schema_capsule(py, &self.batch.schema())?;
-        let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
-        PyTuple::new(py, [schema, array])
+        capsules(py, &self.batch)
     }
 
     /// The rows as a list of dicts.
@@ -112,6 +108,33 @@ impl ChangeBatch {
         let columns = self.batch.columns().iter();
         columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
     }
+}
+
+/// Rows that are not of a stream.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct Rows(pub(crate) RecordBatch);
+
+#[pymethods]
+impl Rows {
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _wish = requested_schema;
+        capsules(py, &self.0)
+    }
+}
+
+/// A batch's schema and rows as Arrow PyCapsules.
+fn capsules<'py>(py: Python<'py>, batch: &RecordBatch) -> PyResult<Bound<'py, PyTuple>> {
+    let rows = StructArray::from(batch.clone());
+    let array = FFI_ArrowArray::new(&rows.to_data());
+    let schema = schema_capsule(py, &batch.schema())?;
+    let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
+    PyTuple::new(py, [schema, array])
 }
 
 /// Memory of an array's rows in bytes, excluding unused parts of its buffers.

@@ -32,7 +32,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 mod _dcp_rs {
     #[pymodule_export]
-    use super::batch::ChangeBatch;
+    use super::batch::{ChangeBatch, Rows};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, CheckpointLock};
     #[pymodule_export]
@@ -42,7 +42,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]
-    use super::planner::{Planner, open_task};
+    use super::planner::{Planner, open_task, rollback_rows};
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]

@@ -2,12 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch};
 use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
 use dcp_proto::micro_batch::{Offsets, Partition, Start};
+use dcp_proto::{BatchSink, ChangeSink, Rollback};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::Arguments;
+use crate::batch::Rows;
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
@@ -187,4 +190,29 @@ pub(crate) fn open_task(
     };
     let (client, stream) = wait(py, opening)??;
     Ok((Client::new(py, client, transport)?, ChangeStream::new(py, stream, table)?))
+}
+
+/// The rollback rows with which a task begins, as its stream would have them; `None` without any.
+#[pyfunction]
+pub(crate) fn rollback_rows(plan: &str, options: Bound<'_, PyDict>) -> PyResult<Option<Rows>> {
+    let table = table(&Arguments::new(options))?;
+    let partition = Partition::from_json(plan).map_err(Failure::from)?;
+    let mut sink = ArrowSink::new(table, CollectionNames::default(), BatchLimits::default());
+    for range in partition.ranges().filter(|range| range.rolled_back) {
+        let rollback = Rollback {
+            vbid: range.vbid,
+            seqno: range.start_seqno(),
+            new_vbuuid: range.vbuuid(),
+            epoch: range.epoch(),
+            // What was left is not part of the row.
+            from_seqno: range.start_seqno(),
+            old_vbuuid: range.vbuuid(),
+        };
+        sink.rollback(&rollback).map_err(Failure::from)?;
+    }
+    if sink.rows() == 0 {
+        return Ok(None);
+    }
+    let batch = sink.take_batch().and_then(PendingBatch::finish).map_err(Failure::from)?;
+    Ok(Some(Rows(batch)))
 }

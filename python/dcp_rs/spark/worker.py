@@ -19,7 +19,6 @@ from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded
 from dcp_rs.spark.partition import Partition
 from dcp_rs.spark.planning import partitions
-from dcp_rs.spark.schema import table_schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -163,9 +162,9 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     if partition.options.worker_gc_freeze:
         _freeze_once()
     doing = f"reading {len(partition.ranges)} vBuckets of bucket {partition.options.bucket}"
-    markers = _rollback_rows(partition)
-    if markers is not None:
-        yield markers
+    rollbacks = _dcp_rs.rollback_rows(partition.plan, partition.options.stream())
+    if rollbacks is not None:
+        yield pa.record_batch(rollbacks)
     if not any(each.size for each in partition.ranges):
         return
     delivered = False
@@ -193,29 +192,6 @@ def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_r
         _CLIENTS.keep(options, client)
         with dcp_rs.ChangeStream(stream) as changes:
             yield from changes
-
-
-def _rollback_rows(partition: Partition) -> pa.RecordBatch | None:
-    """Creates the rows of planned rollbacks."""
-    import pyarrow as pa
-
-    rolled_back = [each for each in partition.ranges if each.rolled_back]
-    if not rolled_back:
-        return None
-    values = {
-        "op": ["rollback"] * len(rolled_back),
-        "vbucket": [each.vbucket for each in rolled_back],
-        "seqno": [each.from_seqno for each in rolled_back],
-        "epoch": [each.epoch for each in rolled_back],
-    }
-    fields = table_schema(partition.options).to_pyarrow()
-    return pa.record_batch(
-        [
-            pa.array(values.get(field.name, [None] * len(rolled_back)), field.type)
-            for field in fields
-        ],
-        schema=fields,
-    )
 
 
 _frozen_in: int | None = None
