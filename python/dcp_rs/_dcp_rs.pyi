@@ -29,6 +29,7 @@ __all__ = [
     "decode",
     "defaults",
     "explain_rollback",
+    "json_depth",
     "open_task",
     "rollback_rows",
     "wanted",
@@ -44,6 +45,7 @@ def decode(
 ) -> tuple[list[tuple[dict[str, object], str]], int, bool]: ...
 def defaults() -> dict[str, dict[str, Any]]: ...
 def explain_rollback(request: dict[str, Any]) -> tuple[str, int | None, str]: ...
+def json_depth(text: bytes) -> int | None: ...
 def open_task(
     connect: dict[str, Any],
     kept: Client | None,

@@ -129,11 +129,27 @@ class ChangeBatch:
     def to_pandas(self) -> pd.DataFrame:
         """Returns the batch as a `pandas.DataFrame`, converted by PyArrow.
 
+        Whole numbers that can be null, such as `cas`, are pandas' nullable integers: as floats they
+        would lose digits.
+
         Raises:
             ImportError: pandas or PyArrow is not installed.
         """
-        require("ChangeBatch.to_pandas", "pandas")
-        return require_pyarrow("ChangeBatch.to_pandas").record_batch(self).to_pandas()
+        pd = require("ChangeBatch.to_pandas", "pandas")
+        pa = require_pyarrow("ChangeBatch.to_pandas")
+
+        nullable = {
+            pa.int8(): pd.Int8Dtype(),
+            pa.int16(): pd.Int16Dtype(),
+            pa.int32(): pd.Int32Dtype(),
+            pa.int64(): pd.Int64Dtype(),
+        }
+        batch = pa.record_batch(self)
+        frame = batch.to_pandas()
+        for column, field in zip(batch.columns, batch.schema, strict=True):
+            if field.nullable and field.type in nullable:
+                frame[field.name] = column.to_pandas(types_mapper=nullable.get)
+        return frame
 
     def __arrow_c_array__(self, requested_schema: object | None = None) -> tuple[object, object]:
         """Exports the batch over the Arrow PyCapsule interface."""

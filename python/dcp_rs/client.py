@@ -392,8 +392,9 @@ class Client(Bucket):
                 `value` and `metadata`, encoded as by Spark's `parse_json`.
             document_schema: Columns to decode JSON documents to, instead of `value`: in Spark SQL's
                 syntax (`"name STRING, geo STRUCT<lat: DOUBLE>"`), as a `pyarrow.Schema`, or as a
-                `dcp_rs.DocumentSchema`, which also says what to do with malformed documents.
-                Missing fields are null; other fields are ignored. The guide lists the types.
+                `dcp_rs.DocumentSchema`, which also says what to do with values that do not fit: by
+                default, they are null and noted in the column `_malformed_fields`. Missing fields
+                are null; other fields are ignored. The guide lists the types.
             include: One or more of these, none of which is delivered otherwise. `xattrs`: `basic`
                 and `full` have the column `xattrs`. `history`: every version of a document that the
                 server still has, instead of only the newest one in each snapshot, in collections

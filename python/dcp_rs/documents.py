@@ -14,6 +14,12 @@ if TYPE_CHECKING:
 
 _OPTION = "document_schema"
 
+MALFORMED = "_malformed"
+"""Name of the column of malformed documents."""
+
+MALFORMED_FIELDS = "_malformed_fields"
+"""Name of the column that notes values that do not fit their columns."""
+
 
 @dataclass(frozen=True)
 class DocumentSchema:

@@ -109,6 +109,28 @@ def test_a_batch_is_a_frame_of_every_library(batch):
     assert duckdb.from_arrow(table).aggregate("count(*)").fetchall() == [(25,)]
 
 
+def test_whole_numbers_in_pandas_keep_their_digits_beside_nulls(cluster, client):
+    cluster.upsert("a", {"n": 2**53 + 1, "t": 1})
+    cluster.upsert("b", {})
+    stream = client.stream(
+        until="now",
+        include="system_events",  # rows without a CAS
+        columns="full",
+        document_schema="n BIGINT, t TINYINT",
+    )
+    rows = 0
+    for batch in stream:
+        frame = batch.to_pandas()
+        for row, expected in zip(frame.to_dict("records"), batch, strict=True):
+            for name in ("cas", "rev", "n", "t"):
+                assert (None if pd.isna(row[name]) else row[name]) == expected[name], name
+            rows += expected["cas"] is None
+        names = ("cas", "n", "t", "seqno", "epoch")
+        types = [str(frame[name].dtype) for name in names]
+        assert types == ["Int64", "Int64", "Int8", "int64", "int32"]
+    assert rows > 0
+
+
 @pytest.mark.parametrize(
     ("method", "missing", "said"),
     [

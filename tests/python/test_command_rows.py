@@ -21,6 +21,7 @@ DOCUMENTS = {
     b"bytes": b"\xff\x00\x80",
     b"utf16": '{"a":1}'.encode("utf-16"),
     b"nested": b"[" * 100_000 + b"]" * 100_000,
+    b"nested 10001": b"[" * 10_001 + b"]" * 10_001,
     b"cut": b'{"a":',
     b"\xff\xfekey": b"1",
     b'quo"ted\n': b"true",
@@ -75,6 +76,13 @@ def test_json_embeds_documents_and_loses_no_byte(cluster, run):
             assert line.endswith(b'"value": ' + text + b"}"), key
         else:
             assert bytes_of(record, "value") == value, key
+
+
+def test_json_is_embedded_up_to_ten_thousand_levels(cluster, run):
+    for depth in (3_000, 10_000):
+        document = b'{"a":' * (depth - 1) + b"[]" + b"}" * (depth - 1)
+        cluster.upsert("a", document)
+        assert run("cat", "--json", "--columns", "value") == b'{"value": %s}\n' % document
 
 
 def test_a_deletion_has_no_value_and_a_time_is_text(cluster, run):

@@ -1,9 +1,15 @@
 """Documents as typed columns, as text and as variants."""
 
+import asyncio
 import datetime as dt
 import decimal
+import json
+import os
 import random
+import subprocess
+import sys
 
+import pyarrow as pa
 import pytest
 
 import dcp_rs
@@ -129,7 +135,7 @@ def test_an_arrow_schema_says_the_same_as_its_text(client):
     (good,) = (row for row in table.to_pylist() if row["key"] == "good")
     assert good["geo"] == READ["geo"]
     quoted = pa.schema([pa.field("a`b c", pa.list_(pa.struct([("ü", pa.int8())])))])
-    assert dcp_rs.Schema(document_schema=quoted).names[-1] == "a`b c"
+    assert dcp_rs.Schema(document_schema=quoted).names[-2] == "a`b c"
     variants = dcp_rs.Schema(document_schema="v VARIANT, a ARRAY<VARIANT>").to_pyarrow()
     given = pa.schema([variants.field("v"), variants.field("a")])
     assert dcp_rs.Schema(document_schema=given).to_pyarrow() == variants
@@ -158,6 +164,83 @@ def test_a_malformed_document_can_end_the_stream(cluster, client):
     assert (raised.value.vbucket, raised.value.seqno) == (token.vbucket, token.seqno)
     assert raised.value.code == "malformed"
     assert "secret" not in str(raised.value)
+
+
+def test_only_values_that_do_not_fit_are_null(cluster, client, caplog):
+    cluster.upsert("o1", {"total": 10, "country": "NO", "items": [{"price": 1}]})
+    cluster.upsert("o2", {"total": 10.5, "country": "secret", "items": [{}, {"price": "secret"}]})
+    cluster.upsert("o3", {"total": "secret", "country": "SE"})
+    cluster.upsert("o4", b"secret")
+    token = cluster.upsert("o5", b"[1]")
+    schema = "total BIGINT, country STRING, items ARRAY<STRUCT<price: INT>>"
+    with client.stream(until="now", document_schema=schema) as stream:
+        rows = {row["key"]: row for row in rows_of(stream)}
+        stats = stream.stats()
+    values = {key: (row["total"], row["country"], row["items"]) for key, row in rows.items()}
+    assert values == {
+        "o1": (10, "NO", [{"price": 1}]),
+        "o2": (None, "secret", [{"price": None}, {"price": None}]),
+        "o3": (None, "SE", None),
+        "o4": (None, None, None),
+        "o5": (None, None, None),
+    }
+    notes = {key: row["_malformed_fields"] for key, row in rows.items()}
+    whole = "expected a whole number that fits a BIGINT"
+    assert {key: text and json.loads(text) for key, text in notes.items()} == {
+        "o1": None,
+        "o2": [
+            {"path": "total", "reason": whole, "text": "10.5"},
+            {"path": "items[1].price", "reason": "expected an INT", "text": '"secret"'},
+        ],
+        "o3": [{"path": "total", "reason": whole, "text": '"secret"'}],
+        "o4": [{"path": "", "reason": "not JSON", "text": "secret"}],
+        "o5": [{"path": "", "reason": "expected an object at byte 0", "text": "[1]"}],
+    }
+    assert (stats.malformed, stats.partly_malformed, stats.rows) == (2, 2, 5)
+    logged = [record for record in caplog.records if record.name == "dcp_rs.documents"]
+    texts = [record.getMessage() for record in logged]
+    assert {record.levelname for record in logged} == {"WARNING"}
+    assert len(texts) == 4, texts
+    assert sum("items[].price does not fit its column and is null" in text for text in texts) == 1
+    place = f"vb:{token.vbucket} seqno {token.seqno}: a document is malformed and null: expected an"
+    assert any(text.startswith(place) for text in texts), texts
+    assert not any("secret" in text or '"o' in text for text in texts)
+
+
+def test_values_that_do_not_fit_are_found_in_every_reader(cluster, client):
+    cluster.upsert("k", {"a": 1, "b": "x"})
+    notes = '[{"path":"b","reason":"expected an INT","text":"\\"x\\""}]'
+    documents = DocumentSchema("a INT, b INT", prefix="d_")
+    options = {"until": "now", "document_schema": documents}
+    names = ["key", "d_a", "d_b", "_malformed_fields"]
+    assert dcp_rs.Schema(columns=["key"], document_schema=documents).names == names
+
+    async def read():
+        async with (
+            dcp_rs.connect_async(cluster.connection_options) as each,
+            each.stream(**options) as stream,
+        ):
+            return [row async for batch in stream for row in batch], stream.stats()
+
+    rows, stats = asyncio.run(read())
+    expected = {"d_a": 1, "d_b": None, "_malformed_fields": notes}
+    assert {name: rows[0][name] for name in expected} == expected
+    assert (stats.malformed, stats.partly_malformed) == (0, 1)
+    table = pa.table(client.stream(columns=names, **options))
+    assert table.to_pylist() == [{"key": "k"} | expected]
+    (row,) = rows_of(client.stream(columns=["key", "d_a"], **options))
+    assert row == {"key": "k", "d_a": 1}
+    command = [sys.executable, "-m", "dcp_rs", "cat", f"{cluster.connection_string}/default"]
+    command += ["--json", "--document-schema", "a INT, b INT", "--document-prefix", "d_"]
+    command += ["--username", cluster.connection_options.username]
+    password = {"DCP_RS_PASSWORD": cluster.connection_options.password}
+    ran = subprocess.run(
+        command, env=os.environ | password, capture_output=True, text=True, check=True, timeout=60
+    )
+    row = json.loads(ran.stdout)
+    assert (row["d_a"], row["d_b"]) == (1, None)
+    assert row["_malformed_fields"] == json.loads(notes), "JSON, not text"
+    assert "b does not fit its column and is null: expected an INT" in ran.stderr
 
 
 def test_fields_called_as_columns_get_a_prefix(cluster, client):

@@ -75,6 +75,17 @@ def test_several_streams_are_shown_by_one_collector_until_they_are_closed(client
         assert b'stream="one"' in generate_latest(registry)
 
 
+def test_documents_that_do_not_fit_are_shown(cluster, client):
+    for number, value in enumerate((b"[]", b"no JSON", b'{"n": "x"}', b'{"n": 1}')):
+        cluster.upsert(f"k{number}", value)
+    registry = CollectorRegistry()
+    with client.stream(until="now", document_schema="n INT") as stream:
+        registry.register(metrics.PrometheusCollector(stream, name="orders"))
+        list(stream)
+        names = ("dcp_rs_malformed_documents_total", "dcp_rs_partly_malformed_documents_total")
+        assert [registry.get_sample_value(name, _LABELS) for name in names] == [2, 1]
+
+
 def test_opentelemetry_shows_what_streams_do(client, fill):
     fill(30)
     reader = InMemoryMetricReader()

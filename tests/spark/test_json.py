@@ -2,8 +2,10 @@
 
 import datetime as dt
 import decimal
+import json
 
 import pytest
+from pyspark.sql.functions import count
 
 import dcp_rs
 import dcp_rs.spark
@@ -131,6 +133,63 @@ def test_documents_are_columns_of_micro_batches(spark, options, cluster, tmp_pat
     cluster.roll_back(vbucket, 0)
     rows = [row for row in run() if row.op == "rollback"]
     assert [(row.vbucket, row.name, row.large) for row in rows] == [(vbucket, None, None)]
+
+
+def check_fields(rows):
+    """Checks rows of which only the values that do not fit are null."""
+    good, wrong = rows["good"], rows["wrong"]
+    assert {name: good[name] for name in READ} == READ
+    assert {name: wrong[name] for name in READ if wrong[name] is not None} == {"name": "x"}
+    notes = {key: row["_malformed_fields"] for key, row in rows.items()}
+    notes = {key: json.loads(text) for key, text in notes.items() if text is not None}
+    assert notes == {
+        "wrong": [{"path": "geo", "reason": "expected an object", "text": "5"}],
+        "binary": [{"path": "", "reason": "not JSON", "text": "\0…"}],
+    }
+
+
+@pytest.mark.usefixtures("documents")
+def test_only_values_that_do_not_fit_are_null(spark, options):
+    more = options | {"documentSchema": SCHEMA}
+    frame = load(spark.read, options, documentSchema=SCHEMA)
+    schema = dcp_rs.spark.schema(more)
+    assert frame.schema == schema
+    assert schema[-1].simpleString() == "_malformed_fields:string"
+    check_fields(by_key(frame.collect()))
+    notes = "ARRAY<STRUCT<path: STRING, reason: STRING, text: STRING>>"
+    paths = frame.selectExpr(f"inline(from_json(_malformed_fields, '{notes}'))").collect()
+    assert sorted(row.path for row in paths) == ["", "geo"]
+    task = dcp_rs.spark.map_in_arrow(more)
+    rows = spark.range(0, len(task), 1, len(task)).mapInArrow(task, schema).collect()
+    check_fields(by_key(rows))
+
+
+@pytest.mark.usefixtures("documents")
+def test_a_stream_keeps_what_fits_and_counts_what_does_not(spark, options, tmp_path):
+    frame = load(spark.readStream, options, documentSchema=SCHEMA)
+    observed = frame.observe("documents", count("_malformed_fields").alias("malformed"))
+    query = (
+        observed.writeStream.format("parquet")
+        .option("path", f"{tmp_path}/rows")
+        .option("checkpointLocation", f"{tmp_path}/checkpoint")
+        .trigger(availableNow=True)
+        .start()
+    )
+    assert query.awaitTermination(120)
+    check_fields(by_key(spark.read.parquet(f"{tmp_path}/rows").collect()))
+    metrics = [each["observedMetrics"]["documents"] for each in query.recentProgress]
+    assert sum(each["malformed"] for each in metrics) == 2
+
+
+@pytest.mark.usefixtures("documents")
+def test_a_users_schema_need_not_name_the_malformed(spark, options):
+    for how, name in (("null", "x"), ("column", None)):
+        more = {"documentSchema": SCHEMA, "onMalformed": how}
+        rows = by_key(load(spark.read.schema("name STRING, key STRING"), options, **more).collect())
+        assert rows["wrong"] == {"key": "wrong", "name": name}, how
+    more = {"documentSchema": SCHEMA}
+    frame = load(spark.read.schema("_malformed_fields STRING, key STRING"), options, **more)
+    assert frame.where("_malformed_fields IS NOT NULL").count() == 2
 
 
 @pytest.mark.parametrize(

@@ -193,6 +193,21 @@ def test_a_schema_may_gain_columns_and_not_contradict_or_lose_one(kept):
     assert {f"{row['at']:%H:%M %Z}" for row in kept.rows()} == {"12:00 UTC"}
 
 
+def test_a_table_of_before_malformed_fields_were_noted_goes_on(kept):
+    kept.write(0, 60, 1)
+    kept.run(lambda batch, batch_id: kept.sink(batch.drop("_malformed_fields"), batch_id))
+    assert "_malformed_fields" not in kept.rows()[0]
+    kept.write(20, 40, 2)
+    kept.run()
+    assert kept.table() == kept.truth()
+    assert {row["_malformed_fields"] for row in kept.rows()} == {None}
+    before = kept.rows()
+    kept.write(20, 40, 3)
+    with pytest.raises(Exception, match="onMalformed: lacks _malformed_fields, which table"):
+        kept.run(onMalformed="column")
+    assert kept.rows() == before
+
+
 def test_the_example_takes_over_what_is_new(kept, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COUCHBASE_PASSWORD", PASSWORD)
     example = Path(__file__).parents[2] / "examples" / "spark_table.py"

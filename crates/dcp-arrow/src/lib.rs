@@ -55,7 +55,7 @@ mod xattrs;
 
 pub use document::{
     DdlError, DocumentSchema, MALFORMED, MALFORMED_FIELDS, MalformedKind, MalformedTally,
-    OnMalformed, ValueFormat,
+    OnMalformed, ValueFormat, json_depth,
 };
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};

@@ -41,6 +41,12 @@ pub(crate) fn wanted(data: &[u8]) -> PyResult<usize> {
     Ok(Frame::wanted(data, MAX_BODY_LEN).map_err(Failure::from)?)
 }
 
+/// Number of levels in JSON text; `None` if it is not JSON.
+#[pyfunction]
+pub(crate) fn json_depth(py: Python<'_>, text: &[u8]) -> Option<usize> {
+    py.detach(|| dcp_arrow::json_depth(text))
+}
+
 fn record<'py>(py: Python<'py>, fields: &[Field<'_>]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for Field { name, value } in fields {

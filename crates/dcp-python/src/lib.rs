@@ -38,7 +38,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::client::Client;
     #[pymodule_export]
-    use super::decode::{decode, wanted};
+    use super::decode::{decode, json_depth, wanted};
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]

@@ -363,7 +363,9 @@ _READING = {
     "on_malformed": click.option(
         "--on-malformed",
         type=click.Choice(["null", "fail", "column"]),
-        help="What to do with a malformed document (null).",
+        help="What to do with values that do not fit: null makes them null and notes them in the"
+        " column _malformed_fields, column does so with the whole document and keeps its bytes in"
+        " _malformed, fail ends the command (null).",
     ),
     "include": click.option(
         "--include",

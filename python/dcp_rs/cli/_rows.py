@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import click
 from rich.cells import cell_len, set_cell_size
 
+from dcp_rs._dcp_rs import json_depth
+from dcp_rs.documents import MALFORMED_FIELDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
@@ -38,8 +41,8 @@ class JsonLines:
     """A JSON object for each row.
 
     A document that is JSON is embedded as it was written, except for line breaks, which become
-    spaces: parsing numbers and writing them again would lose digits. Other bytes are text, or
-    base64 under the column's name with the suffix `_base64`.
+    spaces: parsing numbers and writing them again would lose digits. So are the notes of malformed
+    fields. Other bytes are text, or base64 under the column's name with the suffix `_base64`.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -65,6 +68,8 @@ def _member_maker(name: str) -> Callable[[object], str]:
             return before + text
         if name == "xattrs" and isinstance(value, dict):
             return before + _xattrs(value)
+        if name == MALFORMED_FIELDS and isinstance(value, str):
+            return before + value
         return before + _json(value)
 
     return make
@@ -116,6 +121,8 @@ def _no_constant(name: str) -> NoReturn:
 _check_json = json.JSONDecoder(
     parse_int=str, parse_float=str, parse_constant=_no_constant, object_pairs_hook=len
 ).decode
+# Of deeper documents a line would be of no use: jq reads no more levels.
+_MOST_LEVELS = 10_000
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
 
 
@@ -124,8 +131,12 @@ def _embedded(value: bytes) -> str | None:
     try:
         text = value.decode()
         _check_json(text)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
+    except RecursionError:
+        # Python's decoder reads about a thousand levels.
+        if (json_depth(value) or _MOST_LEVELS + 1) > _MOST_LEVELS:
+            return None
     # JSON strings contain none: they are escaped there.
     return text.translate(_LINE_BREAKS)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs._libraries import require
+from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
 from dcp_rs.replication.delta_table import LIBRARY, DeltaTable
@@ -80,10 +81,14 @@ class MergeInto:
             is_due(table.version())
         lost = sorted(set(table.columns) - set(rows.column_names))
         if lost:
+            option = (
+                "on_malformed"
+                if {MALFORMED, MALFORMED_FIELDS}.issuperset(lost)
+                else "document_schema"
+            )
             raise ConfigError(
-                f"document_schema: lacks {', '.join(lost)}, which table {self._location} has and "
-                "which would no longer be updated: keep it, or start a new table with a new "
-                "checkpoint"
+                f"{option}: lacks {', '.join(lost)}, which table {self._location} has and which "
+                "would no longer be updated: keep it, or start a new table with a new checkpoint"
             )
         table.widen(rows.schema)
         write = partial(_write, table, _newest(changes), removals)

@@ -104,9 +104,10 @@ class ReadOptions:
     document_prefix: str = DocumentSchema.prefix
     """Prefix of the names of these columns."""
     on_malformed: Literal["null", "fail", "column"] = DocumentSchema.on_malformed
-    """What to do with documents that are not JSON or do not fit `documentSchema`: `null` makes
-    their columns null, `fail` fails the read, `column` makes their columns null and puts their
-    bytes in the column `_malformed`."""
+    """What to do with documents that are not JSON objects or have values that do not fit
+    `documentSchema`: `null` makes only these values null, and notes them in the column
+    `_malformed_fields`; `column` makes all columns of the document null and puts its bytes in the
+    column `_malformed`; `fail` fails the read."""
     on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
     """`emit` a row with op `rollback` and continue, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""

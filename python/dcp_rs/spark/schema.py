@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
-MALFORMED = "_malformed"
-"""Name of the column of documents that are not what they should be."""
-
 
 @options_as_written()
 def table_schema(options: ReadOptions) -> dcp_rs.Schema:
@@ -61,11 +58,14 @@ class Projection:
 
     Attributes:
         options: The read's options, with these columns.
+        names: The columns. Those that are read may end with `_malformed`, which is added by
+            `onMalformed=column`.
         nullable: Those that the schema lets be null, though the table's never are: Spark wants
             Arrow batches to say so too.
     """
 
     options: ReadOptions
+    names: tuple[str, ...]
     nullable: frozenset[str]
 
     @classmethod
@@ -80,7 +80,8 @@ class Projection:
             raise ConfigError("schema: names no column")
         given = schema(options)
         projected = _reduced(options, names)
-        table = given if tuple(given.names) == names else schema(projected)
+        read = given if tuple(given.names) == names else schema(projected)
+        table = read.fields[: len(names)]
         for field, known in zip(wanted, table, strict=True):
             if field.dataType != known.dataType:
                 raise ConfigError(
@@ -94,17 +95,19 @@ class Projection:
             for field, known in zip(wanted, table, strict=True)
             if field.nullable and not known.nullable
         )
-        return cls(projected, nullable)
+        return cls(projected, names, nullable)
 
     def declared(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Returns the batches with the nullability of the user's schema."""
-        if not self.nullable:
-            return batches
+        """Returns the batches with the columns and the nullability of the user's schema."""
         return map(self._declare, batches)
 
     def _declare(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         import pyarrow as pa
 
+        if batch.num_columns > len(self.names):
+            batch = batch.select(self.names)
+        if not self.nullable:
+            return batch
         fields = [
             field.with_nullable(True) if field.name in self.nullable else field
             for field in batch.schema
@@ -120,8 +123,7 @@ def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
         reduced = replace(reduced, document_schema=None, document_prefix="")
     if "value" not in names:
         reduced = replace(reduced, value_format="binary")
-    is_decoded = reduced.document_schema is not None or reduced.value_format != "binary"
-    if not is_decoded or (reduced.on_malformed == "column" and MALFORMED not in names):
+    if reduced.document_schema is None and reduced.value_format == "binary":
         reduced = replace(reduced, on_malformed="null")
     return reduced
 

@@ -11,7 +11,8 @@ use super::builders::{Builder, Objects};
 use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem, Result};
 use super::notes::Notes;
-use super::partial::{PartialReader, whole_pairs};
+use super::partial::PartialReader;
+use super::skip::whole_pairs;
 use super::{DocumentSchema, moments, numbers};
 
 /// Maximum decoded size of a document in bytes.

@@ -27,6 +27,7 @@ mod moments;
 mod notes;
 mod numbers;
 mod partial;
+mod skip;
 mod tally;
 mod variant;
 
@@ -38,6 +39,7 @@ use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
 
 pub(crate) use batch::{Decoded, Formats, Rows, decode};
 pub use ddl::DdlError;
+pub use skip::json_depth;
 pub use tally::{MalformedKind, MalformedTally};
 
 /// Format of the `value` column.

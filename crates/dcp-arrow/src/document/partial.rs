@@ -1,6 +1,5 @@
 //! Decodes documents of which some values do not fit their columns.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 
 use jiter::{Jiter, Peek};
@@ -9,6 +8,7 @@ use super::builders::{Builder, Objects};
 use super::decoder::Reader;
 use super::malformed::{Malformed, Problem, Result};
 use super::notes::{Notes, Step};
+use super::skip::{HALF, skip};
 use super::{Field, Kind};
 
 /// Reads a document value by value. One that does not fit is null and noted, and the others stay.
@@ -18,7 +18,7 @@ use super::{Field, Kind};
 /// become columns, and leaves every value in them to a [`Reader`] of its own.
 pub(super) struct PartialReader<'j, 's> {
     document: &'j [u8],
-    /// The document with [`whole_pairs`].
+    /// The document with [`whole_pairs`](super::skip::whole_pairs).
     json: Jiter<'j>,
     /// Remaining memory budget of the document in bytes.
     budget: usize,
@@ -31,7 +31,7 @@ pub(super) struct PartialReader<'j, 's> {
 type Key = Option<Box<str>>;
 
 impl<'j, 's> PartialReader<'j, 's> {
-    /// Reads a UTF-8 document, of which `whole` has [`whole_pairs`]; `scratch` is reused memory.
+    /// Reads a UTF-8 document, of which `whole` has [`whole_pairs`](super::skip::whole_pairs); `scratch` is reused memory.
     pub(super) fn new(
         document: &'j [u8],
         whole: &'j [u8],
@@ -147,7 +147,7 @@ impl<'j, 's> PartialReader<'j, 's> {
     /// Reads a value that fits as a whole or not at all.
     fn leaf(&mut self, column: &mut Builder, peek: Peek) -> Result<()> {
         let (start, row) = (self.json.current_index(), column.len());
-        self.known_skip(peek)?;
+        skip(&mut self.json, peek)?;
         let text = self.since(start);
         let scratch = std::mem::take(&mut self.scratch);
         let mut reader = Reader::new(text, self.budget, scratch);
@@ -229,50 +229,10 @@ impl<'j, 's> PartialReader<'j, 's> {
 
     fn skip(&mut self) -> Result<()> {
         let peek = self.json.peek()?;
-        self.known_skip(peek)
-    }
-
-    /// Skips a value of any depth, unlike `Jiter::known_skip`.
-    fn known_skip(&mut self, mut peek: Peek) -> Result<()> {
-        // Whether each open value is an object; the others are arrays.
-        let mut open = Vec::new();
-        loop {
-            let first = match peek {
-                Peek::Array => self.json.known_array()?.map(|peek| (false, peek)),
-                Peek::Object => match self.json.next_object_bytes()? {
-                    Some(_) => Some((true, self.json.peek()?)),
-                    None => None,
-                },
-                _ => {
-                    self.json.known_skip(peek)?;
-                    None
-                }
-            };
-            if let Some((is_object, first)) = first {
-                open.push(is_object);
-                peek = first;
-                continue;
-            }
-            peek = loop {
-                let next = match open.last() {
-                    None => return Ok(()),
-                    Some(true) => match self.json.next_key_bytes()? {
-                        Some(_) => Some(self.json.peek()?),
-                        None => None,
-                    },
-                    Some(false) => self.json.array_step()?,
-                };
-                if let Some(next) = next {
-                    break next;
-                }
-                open.pop();
-            };
-        }
+        skip(&mut self.json, peek)?;
+        Ok(())
     }
 }
-
-/// Written instead of half a surrogate pair: a code point that is never a character.
-const HALF: (&[u8; 4], char) = (b"fdd0", '\u{fdd0}');
 
 /// The text of a key from what is between its quotes.
 fn decode_key(raw: &[u8]) -> Key {
@@ -282,53 +242,5 @@ fn decode_key(raw: &[u8]) -> Key {
     let quoted = [b"\"", raw, b"\""].concat();
     let mut json = Jiter::new(&quoted);
     let key = json.next_str().ok()?;
-    (!key.contains(HALF.1)).then(|| key.into())
-}
-
-/// The document with [`HALF`] for each escape that is half a surrogate pair, at which `Jiter` ends
-/// the document even if the value is skipped. No other byte is changed or moved.
-pub(super) fn whole_pairs(document: &[u8]) -> Cow<'_, [u8]> {
-    let mut whole = Cow::Borrowed(document);
-    let unit = |at: usize| {
-        let hex = document.get(at..at + 6)?.strip_prefix(b"\\u")?;
-        u16::from_str_radix(std::str::from_utf8(hex).ok()?, 16).ok()
-    };
-    let mut from = 0;
-    while let Some(found) = document.iter().skip(from).position(|byte| *byte == b'\\') {
-        let at = from + found;
-        from = at + 2;
-        match unit(at) {
-            Some(0xd800..0xdc00) if matches!(unit(at + 6), Some(0xdc00..0xe000)) => from = at + 12,
-            Some(0xd800..0xe000) => {
-                if let Some(hex) = whole.to_mut().get_mut(at + 2..at + 6) {
-                    hex.copy_from_slice(HALF.0);
-                }
-            }
-            _ => {}
-        }
-    }
-    whole
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn halves_of_surrogate_pairs_are_replaced_and_nothing_else() {
-        for (text, expected) in [
-            (r#"{"a\n": "\ud83d\ude00"}"#, None),
-            (r#""\\ud800 \u0041 \uD83D\uDE00""#, None),
-            (r#""\ud83dx""#, Some(r#""\ufdd0x""#)),
-            (r#""\ude00\ud83d\ud83d\ude00""#, Some(r#""\ufdd0\ufdd0\ud83d\ude00""#)),
-            (r#""\\\ud800""#, Some(r#""\\\ufdd0""#)),
-            (r"\ud8", None),
-            (r"\u+123", None),
-            ("\\", None),
-        ] {
-            let whole = whole_pairs(text.as_bytes());
-            assert_eq!(matches!(whole, Cow::Borrowed(_)), expected.is_none(), "{text}");
-            assert_eq!(whole, expected.unwrap_or(text).as_bytes(), "{text}");
-        }
-    }
+    (!key.contains(HALF)).then(|| key.into())
 }
