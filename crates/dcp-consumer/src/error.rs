@@ -239,6 +239,29 @@ impl Error {
     }
 }
 
+/// Shows a duration in seconds with at most three digits, so that an option of three seconds reads
+/// so even where a little of it has passed.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Seconds(pub(crate) Duration);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let seconds = self.0.as_secs_f64();
+        let decimals = match seconds {
+            ..0.1 => 3,
+            ..1.0 => 2,
+            ..100.0 => 1,
+            _ => 0,
+        };
+        let rounded = format!("{seconds:.decimals$}");
+        let rounded = match rounded.contains('.') {
+            true => rounded.trim_end_matches('0').trim_end_matches('.'),
+            false => &rounded,
+        };
+        write!(f, "{rounded} s")
+    }
+}
+
 /// Shows an error with its causes in one line, each once.
 ///
 /// ```
@@ -341,6 +364,22 @@ mod tests {
         assert!(Error::new(ErrorKind::Status, "x").with_status(Status::ETMPFAIL).is_retryable());
         assert!(!Error::new(ErrorKind::Status, "x").with_status(Status::EINVAL).is_retryable());
         assert!(!Error::new(ErrorKind::Authentication, "x").is_retryable());
+    }
+
+    #[test]
+    fn durations_are_shown_as_they_were_given() {
+        for (nanos, shown) in [
+            (2_999_997_386, "3 s"),
+            (10_000_000_000, "10 s"),
+            (200_000_000, "0.2 s"),
+            (199_990_000, "0.2 s"),
+            (1_500_000_000, "1.5 s"),
+            (300_004_000_000, "300 s"),
+            (5_000_000, "0.005 s"),
+            (0, "0 s"),
+        ] {
+            assert_eq!(Seconds(Duration::from_nanos(nanos)).to_string(), shown);
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use super::{Cluster, Event, Slot};
 use crate::connect::ConnectionId;
 use crate::driver::Command;
+use crate::error::Seconds;
 use crate::persistence::observer::{self, Observed};
 use crate::persistence::{PersistedTo, Question};
 use crate::{Chain, Error, StreamEvent};
@@ -61,8 +62,9 @@ impl<S: BatchSink> Cluster<S> {
             self.close(vbid, on);
         }
         for (vbid, waits) in self.persistence.overdue(now) {
-            tracing::warn!(%vbid, ?waits, "changes stay unpersisted: a copy does not have them on disk");
             self.stats.events.push(StreamEvent::Unpersisted { vbid, waits });
+            let waits = Seconds(waits);
+            tracing::warn!(%vbid, %waits, "changes stay unpersisted: a copy does not have them on disk");
         }
     }
 

@@ -14,6 +14,7 @@ use super::{Cluster, Event};
 use crate::Error;
 use crate::connect::ConnectionId;
 use crate::driver::{Command, Progress};
+use crate::error::Seconds;
 use crate::events::StreamEvent;
 
 /// How often the map is requested while a vBucket waits and none is pushed.
@@ -130,8 +131,9 @@ impl<S: BatchSink> Cluster<S> {
     pub(super) fn compare(&mut self, progress: Progress, now: Instant) {
         let Progress { vbid, seqno, high_seqno, .. } = progress;
         let Some(still) = self.reconciler.progressed(progress, now) else { return };
-        tracing::warn!(%vbid, %seqno, %high_seqno, ?still, "a vbucket lags without progress");
         let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
+        let still = Seconds(still);
+        tracing::warn!(%vbid, %seqno, %high_seqno, %still, "a vBucket lags without progress");
         self.stats.events.push(event);
     }
 }

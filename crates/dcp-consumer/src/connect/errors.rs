@@ -8,6 +8,7 @@ use dcp_proto::topology::Address;
 use dcp_wire::message::Control;
 use dcp_wire::{DecodeError, Opcode};
 
+use crate::error::Seconds;
 use crate::{Chain, Error, ErrorKind, tls};
 
 /// Stage of a connection attempt, for timeouts.
@@ -37,14 +38,15 @@ impl Stage {
                 "the server began to answer but did not finish: it may be overloaded or starting"
             }
         };
-        let message = format!("connecting to {address} took longer than {limit:?}: {what}");
+        let limit = Seconds(limit);
+        let message = format!("connecting to {address} took longer than {limit}: {what}");
         Error::new(ErrorKind::Timeout, message)
     }
 }
 
 /// The source of the credentials does not answer.
 pub(super) fn no_credentials(limit: Duration) -> Error {
-    let message = format!("the credentials were not available within {limit:?}");
+    let message = format!("the credentials were not available within {}", Seconds(limit));
     Error::new(ErrorKind::Authentication, message)
 }
 

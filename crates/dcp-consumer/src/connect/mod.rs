@@ -409,7 +409,7 @@ async fn connect_tcp(
     address: &Address,
     resolved: &[SocketAddr],
 ) -> Result<TcpStream, Error> {
-    let mut last = None;
+    let (mut last, limit) = (None, share(deadline, 1));
     for (index, &socket_address) in resolved.iter().enumerate() {
         let share = share(deadline, resolved.len().saturating_sub(index));
         match timeout_at(Instant::now() + share, TcpStream::connect(socket_address)).await {
@@ -431,7 +431,7 @@ async fn connect_tcp(
              the data service runs"
         ),
         io::ErrorKind::TimedOut => {
-            return Err(Stage::Tcp.timed_out(address, share(deadline, 1)).with_source(error));
+            return Err(Stage::Tcp.timed_out(address, limit).with_source(error));
         }
         _ => format!("{address} is unreachable: check the host name and the network"),
     };
