@@ -7,11 +7,12 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 import dcp_rs
-from dcp_rs.exceptions import ConnectError
+from dcp_rs.exceptions import ConnectError, DcpError
 from dcp_rs.planner import Planner, PlanOptions
 
 _CONNECT = """
@@ -92,8 +93,8 @@ def test_records_are_there_once_a_call_returns_or_raises(unreachable, records):
         connect(unreachable).close()
         (record, *_) = records.named("cannot be reached")
         assert record.name == "dcp_rs.consumer.connect"
-        assert (record.levelno, record.threadName) == (logging.DEBUG, "dcp_rs")
-        assert record.filename == "seeds.rs"
+        assert (record.levelno, record.threadName) == (logging.WARNING, "dcp_rs")
+        assert record.filename == "failure_log.rs"
         assert record.lineno > 0
         assert before - 0.001 <= record.created <= time.time()
         assert abs(record.created % 1 * 1000 - record.msecs) < 1.001
@@ -125,7 +126,7 @@ def test_a_level_takes_effect_at_once_for_calls_and_soon_for_all_else(unreachabl
 
     try:
         assert reached()
-        consumer.setLevel(logging.INFO)
+        consumer.setLevel(logging.ERROR)
         assert not reached()
         logging.getLogger("dcp_rs.consumer.connect").setLevel(logging.DEBUG)
         assert reached()
@@ -133,7 +134,7 @@ def test_a_level_takes_effect_at_once_for_calls_and_soon_for_all_else(unreachabl
         assert not reached()
         consumer.setLevel(logging.NOTSET)
         assert reached()
-        logging.disable(logging.DEBUG)
+        logging.disable(logging.WARNING)
         assert not reached()
     finally:
         logging.disable(logging.NOTSET)
@@ -407,3 +408,95 @@ def test_nothing_is_asked_of_python_for_records_that_nobody_wants(cluster, monke
             cluster.move_vbucket(0, n % 2)
         client.high_seqnos()
     assert called == []
+
+
+class TestTroubleWhileOpening:
+    """Whatever waits for a node says so at once, and then less and less often."""
+
+    @pytest.fixture
+    def cluster(self):
+        with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=4, password="canary-8f1c2e") as own:
+            yield own
+
+    @staticmethod
+    def told(records, *parts):
+        """When something with these parts was logged as a warning, in seconds from the first."""
+        made = [
+            record.created for record in records.records
+            if record.levelno == logging.WARNING
+            and all(part in record.getMessage() for part in parts)
+        ]  # fmt: skip
+        return [at - made[0] for at in made]
+
+    def fails_late(self, records, call, *parts):
+        """Asserts that a call fails after seconds in which it said several times why."""
+        records.records.clear()
+        began = time.time()
+        with pytest.raises(DcpError):
+            call()
+        waited = time.time() - began
+        told = self.told(records, *parts)
+        assert told, [record.getMessage() for record in records.records]
+        first = min(record.created for record in records.records if parts[-1] in record.getMessage())
+        assert first - began < 1.5
+        assert waited > 3
+        # Rounds of requests are far more frequent at first.
+        assert 2 <= len(told) <= 4, told
+
+    def test_of_a_stream(self, cluster, records):
+        address = cluster.connection_string.removeprefix("couchbase://").split(",")[1]
+        with cluster.connect(retry_timeout=4) as client:
+            cluster.kill(1)
+            unreachable = ("cannot be reached", address, "refused")
+            self.fails_late(records, client.stream, *unreachable)
+            cluster.restart(1)
+            cluster.set_password("canary-8f1c2e-2")
+            refused = ("cannot be reached", address, "check user name and password")
+            self.fails_late(records, client.stream, *refused)
+
+    def test_of_a_stream_whose_certificate_is_refused(self, records, tmp_path):
+        ca = tmp_path / "ca.pem"
+        with dcp_rs.testing.EmbeddedCluster(tls=True, password="canary-8f1c2e") as cluster:
+            ca.write_text(cluster.ca_pem)
+            options = cluster.connection_options
+            options = replace(
+                options, connection_string=cluster.tls_connection_string, tls_ca=ca, retry_timeout=4
+            )
+            with dcp_rs.connect(options) as client:
+                with dcp_rs.testing.EmbeddedCluster(tls=True) as other:
+                    ca.write_text(other.ca_pem)
+                parts = ("cannot be reached", "127.0.0.1", "give the cluster's CA")
+                self.fails_late(records, client.stream, *parts)
+
+    def test_of_a_node_that_refuses_a_request(self, cluster, records):
+        with cluster.connect(retry_timeout=4) as client:
+            cluster.set_faults([
+                {"condition": {"opcode": "GET_ALL_VB_SEQNOS"},
+                 "reaction": {"answer": {"status": "EBUSY"}}},
+            ])  # fmt: skip
+            address = cluster.connection_string.removeprefix("couchbase://").split(",")[1]
+            self.fails_late(records, client.stream, address, "GET_ALL_VB_SEQNOS", "EBUSY")
+
+    def test_of_a_connect(self, cluster, records):
+        cluster.set_faults([
+            {"condition": {"opcode": "HELLO"}, "reaction": {"answer": {"status": "ETMPFAIL"}}},
+        ])  # fmt: skip
+        address = cluster.connection_string.removeprefix("couchbase://").split(",")[1]
+        connect = lambda: cluster.connect(connect_timeout=4)  # noqa: E731 - a call to make
+        self.fails_late(records, connect, "cannot be reached", address, "ETMPFAIL")
+
+    def test_of_a_planner(self, cluster, records):
+        with cluster.connect(connect_timeout=4, retry_timeout=1) as client:
+            planner = Planner(client)
+            cluster.kill(1)
+            address = cluster.connection_string.removeprefix("couchbase://").split(",")[1]
+            self.fails_late(records, planner.observe, "cannot be reached", address, "refused")
+
+    def test_of_a_replication(self, cluster, records, tmp_path):
+        pytest.importorskip("duckdb")
+        with cluster.connect(retry_timeout=4) as client:
+            cluster.kill(1)
+            address = cluster.connection_string.removeprefix("couchbase://").split(",")[1]
+            target = f"duckdb:///{tmp_path / 'x.duckdb'}?table=t"
+            replicate = lambda: dcp_rs.replicate(client, target, once=True)  # noqa: E731 - likewise
+            self.fails_late(records, replicate, "cannot be reached", address, "refused")

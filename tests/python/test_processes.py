@@ -376,7 +376,7 @@ print(client.num_vbuckets)
     assert done.stdout == "16\n"
     records = [line for line in done.stderr.splitlines() if "cannot be reached" in line]
     assert records
-    assert records[0].startswith("dcp_rs.consumer.connect DEBUG ")
+    assert records[0].startswith("dcp_rs.consumer.connect WARNING ")
     assert "canary-8f1c2e" not in done.stderr
 
 

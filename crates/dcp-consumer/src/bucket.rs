@@ -322,7 +322,7 @@ impl Bucket {
             }
         }
         self.check_identity()?;
-        let connected = self.connector.connect_any().await?;
+        let connected = self.connector.connect_any_again().await?;
         self.learn(&connected)
     }
 

@@ -59,6 +59,7 @@ mod dial;
 mod driver;
 mod error;
 mod events;
+mod failure_log;
 mod filter;
 pub mod micro_batch;
 mod observe;

@@ -5,15 +5,14 @@ use std::time::Duration;
 
 use dcp_proto::topology::Address;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::errors::{Stage, no_credentials};
 use super::{Connected, Connector, resolve, share};
+use crate::failure_log::{FailureLog, LOG};
+use crate::retry::Backoff;
 use crate::srv::{self, SrvError};
 use crate::{Chain, Credentials, Error, ErrorKind};
-
-/// The log target of everything about connecting.
-const LOG: &str = "dcp_consumer::connect";
 
 /// How long to wait for a seed before the next one is tried as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
@@ -25,12 +24,22 @@ impl Connector {
     /// Connects to the first node of the connection string that answers, without DCP.
     ///
     /// They are tried in order, and a slow one does not delay the next: the connect timeout applies
-    /// to all of them together. If one node refuses the user, others are not tried.
-    /// Cancellation-safe.
+    /// to all of them together. If one node refuses the user, others are not tried. A node that
+    /// answers that it is starting or busy is tried again until then. Cancellation-safe.
     ///
     /// # Errors
     /// [`Error`] of the only node, or one with the failures of all nodes.
     pub async fn connect_any(&self) -> Result<Connected, Error> {
+        self.any(true).await
+    }
+
+    /// The same for a client that has connected before and waits by itself: what fails is neither
+    /// tried again nor logged as a warning.
+    pub(crate) async fn connect_any_again(&self) -> Result<Connected, Error> {
+        self.any(false).await
+    }
+
+    async fn any(&self, is_first: bool) -> Result<Connected, Error> {
         let limit = self.shared.options.connect_timeout;
         let deadline = Instant::now() + limit;
         let credentials = match timeout_at(deadline, self.credentials()).await {
@@ -39,13 +48,16 @@ impl Connector {
         };
         let mut seeds = self.seeds(deadline).await?.into_iter();
         let mut attempts = JoinSet::new();
-        let mut failed = Vec::new();
+        let (mut failed, mut failures) = (Vec::new(), FailureLog::default());
         loop {
             if let Some(address) = seeds.next() {
                 let (connector, credentials) = (self.clone(), credentials.clone());
                 attempts.spawn(async move {
-                    let result = connector.try_seed(deadline, &address, credentials).await;
-                    (address, result)
+                    let tried = match is_first {
+                        true => connector.wait_for_seed(deadline, &address, credentials).await,
+                        false => connector.try_seed(deadline, &address, credentials).await,
+                    };
+                    (address, tried)
                 });
             }
             match timeout(NEXT_AFTER, attempts.join_next()).await {
@@ -54,15 +66,50 @@ impl Connector {
                     if matches!(error.kind(), ErrorKind::Authentication | ErrorKind::Config) {
                         return Err(error);
                     }
-                    tracing::debug!(
-                        target: LOG, %address, error = %Chain(&error), "a node cannot be reached"
-                    );
+                    // The call returns the failure of the last node.
+                    let is_last = attempts.is_empty() && seeds.len() == 0;
+                    if is_first && !is_last {
+                        failures.failed(&address, &error);
+                    } else {
+                        let error = Chain(&error);
+                        tracing::debug!(target: LOG, %address, %error, "a node cannot be reached");
+                    }
                     failed.push((address, error));
                 }
                 Ok(None) => return Err(none_can_be_used(failed)),
                 // A panicked attempt counts as unanswered; otherwise it is time for the next seed.
                 Ok(Some(Err(_))) | Err(_) => {}
             }
+        }
+    }
+
+    /// Tries a seed, again if it answers that it is starting or busy.
+    async fn wait_for_seed(
+        &self,
+        deadline: Instant,
+        address: &Address,
+        credentials: Option<Credentials>,
+    ) -> Result<Connected, Error> {
+        let (mut attempts, mut failures) = (0, FailureLog::default());
+        let mut randomness = self.randomness();
+        let mut answer = None;
+        loop {
+            let error = match self.try_seed(deadline, address, credentials.clone()).await {
+                Err(error) if error.is_retryable() && error.status().is_some() => error,
+                // What the node has answered says more than that time is up.
+                Err(error) if error.kind() == ErrorKind::Timeout => {
+                    return Err(answer.unwrap_or(error));
+                }
+                tried => return tried,
+            };
+            failures.failed(address, &error);
+            let pause = Backoff::SHORT.wait(attempts, &mut randomness);
+            if Instant::now() + pause >= deadline {
+                return Err(error);
+            }
+            answer = Some(error);
+            attempts = attempts.saturating_add(1);
+            sleep(pause).await;
         }
     }
 
@@ -166,8 +213,6 @@ fn none_can_be_used(mut failed: Vec<(Address, Error)>) -> Error {
 #[cfg(test)]
 mod tests {
     use std::future::{pending, ready};
-
-    use tokio::time::sleep;
 
     use super::*;
 

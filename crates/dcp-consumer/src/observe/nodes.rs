@@ -16,6 +16,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use crate::bucket::Bucket;
 use crate::config::YEARS;
 use crate::connect::Connected;
+use crate::error::Seconds;
+use crate::failure_log::FailureLog;
 use crate::opening::Opening;
 use crate::{Chain, Error, ErrorKind, requests};
 
@@ -167,6 +169,7 @@ pub(crate) struct Nodes {
     deadline: Instant,
     /// Whether a first attempt may take longer.
     is_for_stream: bool,
+    failures: FailureLog,
 }
 
 /// Result of a request to one node about some vBuckets.
@@ -182,8 +185,8 @@ impl Nodes {
     pub(crate) fn new(bucket: Arc<Bucket>, opening: Option<Opening>) -> Self {
         let begun = Instant::now();
         let deadline = begun + bucket.connect_timeout();
-        let connections = BTreeMap::new();
-        Self { bucket, opening, connections, begun, deadline, is_for_stream: false }
+        let (connections, failures) = (BTreeMap::new(), FailureLog::default());
+        Self { bucket, opening, connections, begun, deadline, is_for_stream: false, failures }
     }
 
     /// For a stream to be opened: failures are retried as long as the stream would.
@@ -367,13 +370,19 @@ impl Nodes {
             }
             // A single node may be cut off from its cluster, so that its map is old.
             let is_map_doubtful = failed.is_some() || self.connections.len() < 2;
-            let (vbid, cause) = failed.unwrap_or_else(|| (first, unanswered()));
+            let (vbid, cause) = failed.unwrap_or_else(|| {
+                let cause = unanswered();
+                // A vBucket that moves has no node for a moment.
+                if pause > PAUSE {
+                    self.failures.unplaced(first, &cause);
+                }
+                (first, cause)
+            });
             let left = self.deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 let (waited, cause) = (self.begun.elapsed(), Some(Arc::new(cause)));
                 return Err(Error::out_of_reach(vbid, waited, cause));
             }
-            tracing::debug!(%vbid, error = %Chain(&cause), "a node did not answer, trying again");
             if is_map_doubtful {
                 self.find_out_who_is_left().await?;
             } else {
@@ -398,11 +407,18 @@ impl Nodes {
         let config = self.bucket.config();
         let why = |vbid: Vbid| Some((vbid, self.bucket.why_no_address(&config, vbid)?));
         let mut failed = nowhere.into_iter().find_map(why);
+        if let Some((vbid, error)) = &failed {
+            self.failures.unplaced(*vbid, error);
+        }
         let nodes = by_address.into_iter().filter_map(|(at, vbids)| Some((at?, vbids))).collect();
         for visited in self.visit(nodes, question, self.attempt()).await {
             match (visited.answers, visited.vbids.first()) {
-                (Ok(told), _) => answers.extend(told),
+                (Ok(told), _) => {
+                    self.failures.answered(&visited.address);
+                    answers.extend(told);
+                }
                 (Err(error), Some(&vbid)) if self.bucket.may_pass(&error) => {
+                    self.failures.failed(&visited.address, &error);
                     // The first vBucket, so that errors are deterministic.
                     failed = failed.filter(|(other, _)| *other < vbid).or(Some((vbid, error)));
                 }
@@ -513,7 +529,7 @@ async fn ask_node<Q: Question>(
 }
 
 fn late(limit: Duration) -> Error {
-    Error::new(ErrorKind::Timeout, format!("the node did not answer within {limit:?}"))
+    Error::new(ErrorKind::Timeout, format!("the node did not answer within {}", Seconds(limit)))
 }
 
 fn unanswered() -> Error {
