@@ -214,6 +214,9 @@ impl Bucket {
         if self.check_identity().is_err() {
             return false;
         }
+        if error.is_retryable() {
+            return true;
+        }
         // The server refuses on purpose what it has never granted to this client.
         let was_granted = self.has_opened_dcp.load(Ordering::Relaxed);
         match (error.kind(), error.opcode()) {

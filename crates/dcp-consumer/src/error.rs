@@ -210,7 +210,7 @@ impl Error {
     /// Whether the same call may succeed later without a change on this side.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
-        self.0.kind.is_retryable() || self.0.status.is_some_and(is_temporary)
+        self.0.kind.is_retryable() || self.0.status.is_some_and(Status::is_temporary)
     }
 
     /// Status of the server, if that caused the error.
@@ -287,24 +287,6 @@ impl fmt::Display for Chain<'_> {
         }
         f.write_str(&text)
     }
-}
-
-/// Statuses of servers that are starting, busy or rebalancing.
-const fn is_temporary(status: Status) -> bool {
-    matches!(
-        status,
-        Status::EBUSY
-            | Status::ENOMEM
-            | Status::ETMPFAIL
-            | Status::EWOULDTHROTTLE
-            | Status::BUCKET_PAUSED
-            | Status::ECONFIG_ONLY
-            | Status::NOT_INITIALIZED
-            | Status::RATE_LIMITED_MAX_COMMANDS
-            | Status::RATE_LIMITED_MAX_CONNECTIONS
-            | Status::RATE_LIMITED_NETWORK_EGRESS
-            | Status::RATE_LIMITED_NETWORK_INGRESS
-    )
 }
 
 impl fmt::Display for Error {

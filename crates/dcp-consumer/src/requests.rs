@@ -193,6 +193,9 @@ where
     let mut seqnos = BTreeMap::new();
     loop {
         let answer = answer(io, leftover, opcode).await?;
+        if answer.status.is_temporary() {
+            return Err(refused(opcode, answer.status));
+        }
         if !answer.status.is_success() {
             tracing::debug!(status = %answer.status, "a node does not report its purge seqnos");
             return Ok(None);

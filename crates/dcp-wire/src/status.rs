@@ -144,4 +144,23 @@ impl Status {
     pub const fn is_success(self) -> bool {
         self.0 == Self::SUCCESS.0
     }
+
+    /// Whether the server is starting, busy or rebalancing: the same request may succeed later.
+    #[must_use]
+    pub const fn is_temporary(self) -> bool {
+        matches!(
+            self,
+            Self::EBUSY
+                | Self::ENOMEM
+                | Self::ETMPFAIL
+                | Self::EWOULDTHROTTLE
+                | Self::BUCKET_PAUSED
+                | Self::ECONFIG_ONLY
+                | Self::NOT_INITIALIZED
+                | Self::RATE_LIMITED_MAX_COMMANDS
+                | Self::RATE_LIMITED_MAX_CONNECTIONS
+                | Self::RATE_LIMITED_NETWORK_EGRESS
+                | Self::RATE_LIMITED_NETWORK_INGRESS
+        )
+    }
 }

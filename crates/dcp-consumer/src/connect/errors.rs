@@ -79,6 +79,7 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
         E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
+        E::ControlRefused { status, .. } if status.is_temporary() => ErrorKind::Status,
         E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,
         // A node that has just started receives it within seconds.
         E::NoConfig { .. } => ErrorKind::Connect,
@@ -90,7 +91,9 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         _ => ErrorKind::Protocol,
     };
     let advice = match error {
-        E::ControlRefused { key: Control::CHANGE_STREAMS, .. } => {
+        E::ControlRefused { key: Control::CHANGE_STREAMS, .. }
+            if kind == ErrorKind::Unsupported =>
+        {
             "; history needs Couchbase Server 7.2 and a bucket stored with Magma: leave it out to \
              read the newest versions"
         }

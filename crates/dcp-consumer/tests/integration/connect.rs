@@ -170,12 +170,14 @@ async fn refused_steps_are_told_apart() {
 
 #[tokio::test]
 async fn a_starting_server_is_worth_another_try() {
-    for (opcode, status) in [
-        (Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT),
-        (Opcode::SELECT_BUCKET, Status::ETMPFAIL),
+    for (opcode, status, kind) in [
+        (Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT, ErrorKind::Connect),
+        (Opcode::SELECT_BUCKET, Status::ETMPFAIL, ErrorKind::Status),
+        (Opcode::DCP_CONTROL, Status::ETMPFAIL, ErrorKind::Status),
     ] {
         let address = DataService::refusing(opcode, status).start().await;
-        assert!(failure(plain(address)).await.is_retryable(), "{opcode}");
+        let error = failure(plain(address)).await;
+        assert!(error.is_retryable() && error.kind() == kind, "{opcode}: {error:?}");
     }
 }
 

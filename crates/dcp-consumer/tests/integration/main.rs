@@ -20,4 +20,5 @@ mod replay;
 mod reported;
 mod rollbacks;
 mod rows;
+mod set_up;
 mod tls;

@@ -313,7 +313,7 @@ pub enum BootstrapError {
     /// The server does not grant a required feature.
     #[error("the server does not support {0:?}, which is required")]
     FeatureMissing(Feature),
-    /// The server refuses a required setting.
+    /// The server refuses a required setting, or any setting for now.
     #[error("the server refuses the setting {key}={value} ({status}{context})")]
     ControlRefused {
         /// Name of the setting.

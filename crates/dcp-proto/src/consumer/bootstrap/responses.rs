@@ -131,7 +131,8 @@ impl Bootstrap {
             self.controls.push(setting.key);
             return Ok(());
         }
-        if setting.required {
+        // A temporary refusal does not say that the server lacks the setting.
+        if setting.required || status.is_temporary() {
             let (key, value) = (setting.key, setting.value.clone());
             return Err(BootstrapError::ControlRefused { key, value, status, context });
         }

@@ -333,16 +333,17 @@ fn a_server_without_collections_is_asked_for_nothing_that_needs_them() {
 }
 
 #[test]
-fn settings_a_server_does_not_know_are_left_out_unless_needed() {
-    let mut lenient = config();
-    lenient.dcp = Some(
-        DcpOpen { name: "n".to_owned(), flags: OpenFlags::empty(), controls: vec![] }
-            .with(ControlSetting::optional("unknown", 1)),
-    );
+fn settings_a_server_does_not_know_are_left_out_and_those_it_refuses_for_now_are_not() {
+    let open = DcpOpen { name: "n".to_owned(), flags: OpenFlags::empty(), controls: vec![] };
+    let open = open.with(ControlSetting::optional("unknown", 1));
+    let lenient = || BootstrapConfig { dcp: Some(open.clone()), ..config() };
     let mut server = Login::answering(Opcode::DCP_CONTROL, Status::EINVAL, b"");
-    let mut bootstrap = Bootstrap::new(lenient).unwrap();
+    let mut bootstrap = Bootstrap::new(lenient()).unwrap();
     run(&mut server, &mut bootstrap).unwrap();
     assert!(bootstrap.take_outcome().unwrap().controls.is_empty());
+    let mut server = Login::answering(Opcode::DCP_CONTROL, Status::ETMPFAIL, b"");
+    let error = failure(&mut server, lenient());
+    assert!(matches!(error, BootstrapError::ControlRefused { key: "unknown", .. }), "{error}");
 }
 
 #[test]
