@@ -33,7 +33,7 @@ pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
     let config = match &options.client_certificate {
         None => builder.with_no_client_auth(),
         Some(ClientCertificate { chain, key, key_password }) => {
-            let chain = certificates(chain, "client certificate")?;
+            let chain = certificates(chain, &named("client certificate", chain))?;
             let key = private_key(key, key_password.as_ref().map(|password| password.as_str()))?;
             builder.with_client_auth_cert(chain, key).map_err(|error| {
                 unusable("the client certificate and the private key do not match")
@@ -47,10 +47,11 @@ pub(crate) fn connector(options: &TlsOptions) -> Result<TlsConnector, Error> {
 fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
     let mut roots = RootCertStore::empty();
     if let Some(ca) = ca {
-        for certificate in certificates(ca, "CA certificate")? {
-            roots.add(certificate).map_err(|error| {
-                unusable("the CA certificate cannot be used").with_source(error)
-            })?;
+        let what = named("CA certificate", ca);
+        for certificate in certificates(ca, &what)? {
+            roots
+                .add(certificate)
+                .map_err(|error| unusable(format!("{what} cannot be used")).with_source(error))?;
         }
         return Ok(roots);
     }
@@ -66,17 +67,18 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
 
 fn certificates(pem: &Pem, what: &str) -> Result<Vec<CertificateDer<'static>>, Error> {
     let text = read(pem, what)?;
-    let wrong = |error: pem::Error| unusable(format!("the {what} is not PEM")).with_source(error);
+    let wrong = |error: pem::Error| unusable(format!("{what} is not PEM")).with_source(error);
     let certificates: Vec<_> =
         CertificateDer::pem_slice_iter(&text).collect::<Result<_, _>>().map_err(wrong)?;
     if certificates.is_empty() {
-        return Err(unusable(format!("the {what} holds no PEM certificate")));
+        return Err(unusable(format!("{what} holds no PEM certificate")));
     }
     Ok(certificates)
 }
 
 fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
-    let bytes = read(pem, "private key")?;
+    let what = named("private key", pem);
+    let bytes = read(pem, &what)?;
     let text = std::str::from_utf8(&bytes).unwrap_or_default();
     let encrypted = text.find(ENCRYPTED.0).and_then(|begin| text.get(begin..));
     if let Some(encrypted) = encrypted {
@@ -92,7 +94,7 @@ fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'stati
         ));
     }
     PrivateKeyDer::from_pem_slice(&bytes)
-        .map_err(|error| unusable("the private key is not a PEM key").with_source(error))
+        .map_err(|error| unusable(format!("{what} is not a PEM key")).with_source(error))
 }
 
 /// The private key in an encrypted PKCS#8 section.
@@ -134,13 +136,20 @@ fn why_not_decrypted(error: &pkcs8::Error) -> Error {
     })
 }
 
+/// What errors call a certificate or key, with its file.
+fn named(what: &str, pem: &Pem) -> String {
+    match pem {
+        Pem::Text(_) => format!("the {what}"),
+        Pem::File(path) => format!("the {what} in {}", path.display()),
+    }
+}
+
 fn read(pem: &Pem, what: &str) -> Result<Zeroizing<Vec<u8>>, Error> {
     match pem {
         Pem::Text(text) => Ok(text.clone()),
-        Pem::File(path) => std::fs::read(path).map(Zeroizing::new).map_err(|error| {
-            unusable(format!("the {what} could not be read from {}", path.display()))
-                .with_source(error)
-        }),
+        Pem::File(path) => std::fs::read(path)
+            .map(Zeroizing::new)
+            .map_err(|error| unusable(format!("{what} could not be read")).with_source(error)),
     }
 }
 
@@ -195,6 +204,20 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         | CertificateError::NotValidYetContext { .. } => {
             "the server's certificate is not valid now: check its dates and this machine's clock"
         }
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "the server's certificate is not for servers: give the nodes one whose extended key \
+             usage, if any, includes serverAuth"
+        }
+        CertificateError::Other(other) => match other.0.to_string().as_str() {
+            "CaUsedAsEndEntity" => {
+                "the server uses the certificate of an authority (CA:TRUE) as its own: give the \
+                 nodes a certificate that the authority has signed"
+            }
+            "UnsupportedCertVersion" => {
+                "the server's certificate is older than X.509 version 3: give the nodes a new one"
+            }
+            _ => "the server's certificate was rejected: see the cause",
+        },
         _ => "the server's certificate was rejected: see the cause",
     }
 }

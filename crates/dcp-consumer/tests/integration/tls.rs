@@ -5,7 +5,10 @@ use std::time::Duration;
 use dcp_consumer::connect::{Connected, Connector};
 use dcp_consumer::{ClientCertificate, ConnectOptions, Error, ErrorKind, Mechanism, Pem};
 use dcp_wire::{Opcode, Status};
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
+use rcgen::{
+    BasicConstraints, CertificateParams, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    date_time_ymd,
+};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
@@ -174,6 +177,23 @@ async fn an_expired_certificate_is_refused() {
 }
 
 #[tokio::test]
+async fn a_certificate_of_an_authority_or_not_for_servers_is_refused_with_what_to_do() {
+    let authority = Authority::new();
+    let params = || CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+    let (mut of_authority, mut of_client) = (params(), params());
+    of_authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    of_client.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    for (params, says) in [
+        (of_authority, "give the nodes a certificate that the authority has signed"),
+        (of_client, "includes serverAuth"),
+    ] {
+        let address = authority.serve_with(&params, false).await;
+        let error = connect(encrypted(address, authority.trusted())).await.unwrap_err();
+        assert_tls_error(&error, says);
+    }
+}
+
+#[tokio::test]
 async fn a_client_certificate_stands_in_for_the_password() {
     let authority = Authority::new();
     let address = authority.serve("127.0.0.1", true).await;
@@ -268,6 +288,17 @@ fn unusable_certificates_are_refused_before_connecting() {
     };
     assert_tls_error(&with(Pem::File("/nowhere/ca.pem".into())), "/nowhere/ca.pem");
     assert_tls_error(&with(Pem::Text(b"no PEM".to_vec().into())), "no PEM certificate");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("wrong.pem");
+    for (text, says) in [
+        ("no PEM", "holds no PEM certificate"),
+        ("-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "is not PEM"),
+        ("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "cannot be used"),
+    ] {
+        std::fs::write(&file, text).unwrap();
+        let said = format!("the CA certificate in {} {says}", file.display());
+        assert_tls_error(&with(Pem::File(file.clone())), &said);
+    }
     let broken = b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
     assert_tls_error(&with(Pem::Text(broken.to_vec().into())), "cannot be used");
 }
