@@ -495,6 +495,15 @@ def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, caps
             ("replicate", address, "duckdb:///x", *admin, "--commit-rows", "0"),
             "--commit-rows: 0 is not from 1 to 10000000",
         ),
+        (("cat", "couchbase://h", *user), "--bucket: name one here or in the connection string"),
+        (
+            ("replicate", address, "duckdb:///x?table=t&foo=1", *admin),
+            "duckdb has no option foo; it takes table, value_format",
+        ),
+        (
+            ("replicate", address, "delta:///x/persisted_only?value_format=variant", *admin),
+            "target: value_format is an option of duckdb only",
+        ),
     ]:
         assert main(arguments) == 1, arguments
         line = capsys.readouterr().err

@@ -157,6 +157,15 @@ def test_what_a_format_string_may_not_name_is_refused(run):
     assert b"--columns" in run("cat", "-f", "%k", "--columns", "key", status=2)
 
 
+@pytest.mark.parametrize("name", ["name", "nme", "foo"])
+def test_a_column_that_only_a_schema_can_add_is_refused_with_its_option(run, name):
+    shown = run("cat", "--columns", f"key,{name}", status=1).decode()
+    hint = "those of documents come from --document-schema"
+    assert shown == f'dcp-rs: --columns: there is no column "{name}": {hint}\n'
+    shown = run("cat", "--columns", "key,nmae", "--document-schema", "name STRING", status=1)
+    assert shown.endswith(b'; did you mean "name"?\n')
+
+
 def test_a_format_string_without_columns_prints_a_line_for_each_change(fill, run):
     fill(3)
     assert run("cat", "-f", r".\n") == b".\n" * 3

@@ -288,7 +288,7 @@ def test_a_stream_outlives_a_password_that_is_changed():
         (lambda: "hunter2", r"must return \(username, password\) as text, not str"),
         (lambda: ("Administrator", None), "must return .* not tuple"),
         (lambda: {}["token"], "KeyError: 'token'"),
-        (lambda: time.sleep(3), "the credentials were not available within 1s"),
+        (lambda: time.sleep(3), "the credentials were not available within 1 s"),
     ],
 )
 def test_credentials_that_are_of_no_use_are_an_authentication_error(cluster, function, message):

@@ -437,7 +437,9 @@ class TestTroubleWhileOpening:
         waited = time.time() - began
         told = self.told(records, *parts)
         assert told, [record.getMessage() for record in records.records]
-        first = min(record.created for record in records.records if parts[-1] in record.getMessage())
+        first = min(
+            record.created for record in records.records if parts[-1] in record.getMessage()
+        )
         assert first - began < 1.5
         assert waited > 3
         # Rounds of requests are far more frequent at first.

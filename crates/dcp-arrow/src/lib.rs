@@ -65,9 +65,11 @@ pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
 pub use table::{Columns, TableOptions, TableSchema};
 
-/// The most similar of `names` by edit distance, comparing the first 64 characters.
-fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> String {
+/// The most similar of `names` by edit distance, comparing the first 64 characters; `None` if none
+/// has half of them in common.
+fn nearest<'a>(name: &str, names: impl Iterator<Item = &'a str>) -> Option<String> {
     let name: String = name.chars().take(64).collect::<String>().to_lowercase();
-    let edits = |known: &&str| strsim::levenshtein(&name, &known.to_lowercase());
-    names.min_by_key(edits).unwrap_or_default().to_owned()
+    let similarity = |known: &str| strsim::normalized_levenshtein(&name, &known.to_lowercase());
+    let best = names.map(|known| (similarity(known), known)).max_by(|a, b| a.0.total_cmp(&b.0));
+    best.filter(|(similarity, _)| *similarity >= 0.5).map(|(_, known)| known.to_owned())
 }

@@ -292,17 +292,25 @@ impl Column {
     }
 }
 
+/// What to do about an unknown column.
+fn hint(nearest: Option<&str>) -> String {
+    match nearest {
+        Some(nearest) => format!("; did you mean {nearest:?}?"),
+        None => ": those of documents come from document_schema".to_owned(),
+    }
+}
+
 /// Why a table cannot be made of the columns.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SchemaError {
     /// Unknown column.
-    #[error("columns: there is no column {name:?}; did you mean {nearest:?}?")]
+    #[error("columns: there is no column {name:?}{}", hint(nearest.as_deref()))]
     UnknownColumn {
         /// The given name.
         name: String,
-        /// The most similar column.
-        nearest: String,
+        /// The most similar column, if any is similar.
+        nearest: Option<String>,
     },
     /// A column is named twice.
     #[error("columns: {0:?} is named twice")]

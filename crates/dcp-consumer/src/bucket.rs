@@ -53,7 +53,8 @@ impl Bucket {
     /// Connects to the first node that answers and learns the bucket from it.
     pub(crate) async fn connect(connector: Connector) -> Result<Self, Error> {
         if connector.bucket().is_none() {
-            let message = "no bucket is named: write couchbase://host/bucket, or pass a bucket";
+            let message =
+                "bucket: name one here or in the connection string, as in couchbase://host/bucket";
             return Err(Error::new(ErrorKind::Config, message));
         }
         let connected = connector.connect_any().await.map_err(|error| connector.explain(error))?;

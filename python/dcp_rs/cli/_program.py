@@ -151,9 +151,12 @@ def _named(error: BaseException) -> str:
     if isinstance(error, ConfigError):
         # It begins with the options that are wrong. Other words may just be spelled like one.
         head, colon, rest = text.partition(": ")
+        if head == "target":
+            # The options in its URL have the same names everywhere.
+            return text
         if colon and re.fullmatch(r"\w+(, \w+)*", head):
             text = re.sub(r"(\w+)", name, head) + colon + rest
-    return re.sub(r"(?<![\w.-])([a-z]+(?:_[a-z]+)+)(?:=True)?(?!\w|\.\w)", name, text)
+    return re.sub(r"(?<![\w./-])([a-z]+(?:_[a-z]+)+)(?:=True)?(?!\w|\.\w)", name, text)
 
 
 def _refuse(error: click.UsageError) -> None:

@@ -146,9 +146,11 @@ impl Parser<'_> {
             _ => {
                 let known =
                     SIMPLE.iter().map(|(name, _)| *name).chain(WITH_PARAMETERS.iter().copied());
-                let nearest = nearest(&word, known);
-                let what = format!("there is no type {}; did you mean {nearest}?", shown(&word));
-                Err(before.error(what))
+                let hint = match nearest(&word, known) {
+                    Some(nearest) => format!("; did you mean {nearest}?"),
+                    None => ": write one such as STRING, BIGINT or DOUBLE".to_owned(),
+                };
+                Err(before.error(format!("there is no type {}{hint}", shown(&word))))
             }
         }
     }

@@ -81,6 +81,14 @@ fn wrong_columns_are_named_in_the_error() {
         error(named(&["Seq_no"])),
         "columns: there is no column \"Seq_no\"; did you mean \"seqno\"?"
     );
+    for name in ["name", "nme", "foo", ""] {
+        assert_eq!(
+            error(named(&[name])),
+            format!(
+                "columns: there is no column {name:?}: those of documents come from document_schema"
+            )
+        );
+    }
     assert_eq!(error(named(&["op", "op"])), "columns: \"op\" is named twice");
     assert_eq!(error(named(&[])), "columns: name at least one column");
 }
