@@ -17,7 +17,7 @@ from typing import (
     TypeVar,
 )
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _dcp_rs, _keywords
 from dcp_rs.client import Bucket, Client, connect, connection_options, stream_options
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
@@ -116,8 +116,9 @@ def _signed(function: _Function, signature: inspect.Signature) -> _Function:
 
 
 def _arguments(
-    signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
+    name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, Any]:
+    _keywords.check(name, signature.parameters, kwargs)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()
     return dict(bound.arguments)
@@ -152,7 +153,7 @@ def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
     Raises:
         DcpError: The errors of `dcp_rs.connect`, when awaited.
     """
-    arguments = _arguments(_CONNECT, args, kwargs)
+    arguments = _arguments("connect_async", _CONNECT, args, kwargs)
 
     async def make() -> AsyncClient:
         options = connection_options(arguments)
@@ -193,7 +194,7 @@ class AsyncClient(Bucket):
         Raises:
             DcpError: The errors of `dcp_rs.Client.stream`, when awaited.
         """
-        arguments = _arguments(_STREAM, (self, *args), kwargs)
+        arguments = _arguments("AsyncClient.stream", _STREAM, (self, *args), kwargs)
         del arguments["self"]
 
         async def make() -> ChangeStream:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs._beginning import Beginning
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ClosedError, ConfigError, DcpError, ForkedProcessError
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _PATHS = ("password_file", "tls_ca", "tls_certificate", "tls_key")
 
 
+@_keywords.checked
 @dataclass(frozen=True, kw_only=True)
 class ConnectionOptions:
     """How to connect to a bucket. Unlike a connection, the options can be pickled.
@@ -165,6 +166,7 @@ def _without_secrets(connection_string: str) -> str:
     return addresses + mark + "&".join(f"{name}=***" for name in names if mark)
 
 
+@_keywords.checked
 def connect(
     connection_string: str | ConnectionOptions,
     *,
@@ -323,6 +325,7 @@ class Client(Bucket):
         """
         return self._inner.high_seqnos()
 
+    @_keywords.checked
     def stream(
         self,
         *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from dcp_rs import _checks
+from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import ConfigError
 
@@ -21,6 +21,7 @@ MALFORMED_FIELDS = "_malformed_fields"
 """Name of the column that notes values that do not fit their columns."""
 
 
+@_keywords.checked
 @dataclass(frozen=True)
 class DocumentSchema:
     """How to decode documents, for `document_schema` of `dcp_rs.Client.stream`.

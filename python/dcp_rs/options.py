@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs.exceptions import ConfigError
 
 Op = Literal["mutation", "deletion", "expiration"]
@@ -59,6 +59,7 @@ class Share:
         )
 
 
+@_keywords.checked
 @dataclass(frozen=True, kw_only=True)
 class BatchPolicy:
     """When a batch is delivered, for `batch` of `dcp_rs.Client.stream`.

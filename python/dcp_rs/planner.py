@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.client import Client
 from dcp_rs.exceptions import CheckpointError
@@ -53,6 +53,7 @@ class Task(NamedTuple):
     """The ranges and everything else that the stream needs, as text to send to the task."""
 
 
+@_keywords.checked
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """How batches are planned."""

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
 from dcp_rs.testing.control import Control
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken", "User"]
 
 
+@_keywords.checked
 class EmbeddedCluster(Documents, Control):
     """A Couchbase cluster inside this process, which speaks KV and DCP on loopback ports.
 

@@ -1,0 +1,45 @@
+"""Keyword arguments that do not exist."""
+
+import inspect
+import re
+
+import pytest
+
+import dcp_rs
+from dcp_rs.planner import PlanOptions
+from dcp_rs.testing import EmbeddedCluster
+
+
+@pytest.mark.parametrize(
+    ("call", "given", "meant"),
+    [
+        (lambda **given: dcp_rs.connect("couchbase://h", **given), "user", "username"),
+        (lambda **given: dcp_rs.connect_async("couchbase://h", **given), "user", "username"),
+        (
+            lambda **given: dcp_rs.ConnectionOptions(connection_string="h", **given),
+            "buckt",
+            "bucket",
+        ),
+        (lambda **given: dcp_rs.Client.stream(None, **given), "collection", "collections"),
+        (lambda **given: dcp_rs.Client.stream(None, **given), "untill", "until"),
+        (lambda **given: dcp_rs.AsyncClient.stream(None, **given), "untill", "until"),
+        (dcp_rs.BatchPolicy, "max_row", "max_rows"),
+        (lambda **given: dcp_rs.DocumentSchema("a INT", **given), "prefixx", "prefix"),
+        (PlanOptions, "persisted", "persisted_only"),
+        (EmbeddedCluster, "vbucket", "vbuckets"),
+    ],
+)
+def test_the_nearest_name_is_suggested(call, given, meant):
+    hint = f"unexpected keyword argument '{given}'; did you mean '{meant}'?"
+    with pytest.raises(TypeError, match=re.escape(hint)):
+        call(**{given: 1})
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'qqq'$"):
+        call(qqq=1)
+
+
+def test_functions_still_tell_what_they_take():
+    assert "username" in inspect.signature(dcp_rs.connect).parameters
+    assert list(inspect.signature(dcp_rs.Client.stream).parameters)[:2] == ["self", "start"]
+    assert dcp_rs.connect.__name__ == "connect"
+    assert dcp_rs.connect.__doc__.startswith("Connects to a bucket.")
+    assert "bucket" in inspect.signature(dcp_rs.ConnectionOptions).parameters
