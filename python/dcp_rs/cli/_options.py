@@ -31,12 +31,53 @@ PASSWORD_VARIABLE = "DCP_RS_PASSWORD"  # noqa: S105 - the name of a variable
 _STREAM = _dcp_rs.defaults()["stream"]
 
 
+# ----- commands -----
+
+
+class _ConnectionOption(click.Option):
+    """An option that says how to connect, not what to do."""
+
+
+class _Command(click.Command):
+    """Lists the command's own options before those of its connection."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Connection options": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if isinstance(parameter, click.Option) and record is not None:
+                is_own = not isinstance(parameter, _ConnectionOption)
+                sections["Options" if is_own else "Connection options"].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+command = functools.partial(click.command, cls=_Command)
+_connection_option = functools.partial(click.option, cls=_ConnectionOption)
+
+
 # ----- values -----
 
 
 def words(text: str) -> list[str]:
     """Splits a list at its commas."""
     return [word.strip() for word in text.split(",")]
+
+
+def whole_number(least: int) -> Callable[[str], int]:
+    """Returns a parser of whole numbers from `least` up, whose range is not part of the help."""
+
+    def parse(text: str) -> int:
+        is_number = text.isascii() and text.isdecimal()
+        if not is_number or not least <= int(text) <= sys.maxsize:
+            raise click.BadParameter(
+                f"{text!r} is not a whole number from {least} to {sys.maxsize}"
+            )
+        return int(text)
+
+    return parse
 
 
 def vbucket_set(text: str) -> set[int]:
@@ -149,15 +190,15 @@ output_options = taking(
 # ----- authentication -----
 
 
-def password_options(otherwise: str) -> list[Any]:
+def password_options(otherwise: str, option: Callable[..., Any] = click.option) -> list[Any]:
     """Returns the options for a password."""
     return [
-        click.option(
+        option(
             "--password-env",
             metavar="NAME",
             help=f"Environment variable with the password; {otherwise} if not given.",
         ),
-        click.option(
+        option(
             "--password-file", type=Path, metavar="FILE", help="File that contains the password."
         ),
     ]
@@ -232,70 +273,78 @@ def _take_connection(options: dict[str, Any]) -> None:
 
 _CONNECTION = {
     "connection_string": click.argument("connection_string", metavar="CONNSTR"),
-    "bucket": click.option("--bucket", help="Bucket, if CONNSTR does not name it."),
-    "username": click.option("--username", help="User name, unless you use a client certificate."),
-    "tls_ca": click.option(
+    "bucket": _connection_option("--bucket", help="Bucket, if CONNSTR does not name it."),
+    "username": _connection_option(
+        "--username", help="User name, unless you use a client certificate."
+    ),
+    "tls_ca": _connection_option(
         "--tls-ca",
         metavar="FILE",
         help="PEM file with authorities to trust (the system's and Capella's).",
     ),
-    "tls_certificate": click.option(
+    "tls_certificate": _connection_option(
         "--tls-certificate", metavar="FILE", help="PEM chain of a client, instead of a user."
     ),
-    "tls_key": click.option("--tls-key", metavar="FILE", help="Private key of --tls-certificate."),
-    "srv_targets": click.option(
+    "tls_key": _connection_option(
+        "--tls-key", metavar="FILE", help="Private key of --tls-certificate."
+    ),
+    "srv_targets": _connection_option(
         "--srv-targets",
         type=click.Choice(["same_domain", "any"]),
         help=f"Which SRV targets to accept ({ConnectionOptions.srv_targets}).",
     ),
-    "network": click.option(
+    "network": _connection_option(
         "--network",
         type=click.Choice(["auto", "default", "external"]),
         help=f"Which addresses of the nodes to use ({ConnectionOptions.network}).",
     ),
-    "sasl_mechanisms": click.option(
+    "sasl_mechanisms": _connection_option(
         "--sasl-mechanisms",
         type=words,
         metavar="LIST",
         help="Mechanisms in order of preference: PLAIN, SCRAM-SHA512, SCRAM-SHA256, SCRAM-SHA1.",
     ),
-    "connect_timeout": click.option(
+    "connect_timeout": _connection_option(
         "--connect-timeout",
         type=float,
         metavar="SECONDS",
         help=f"Longest time to open a connection ({ConnectionOptions.connect_timeout:g}).",
     ),
-    "retry_timeout": click.option(
+    "retry_timeout": _connection_option(
         "--retry-timeout",
         type=float,
         metavar="SECONDS",
         help=f"How long to retry a vBucket ({ConnectionOptions.retry_timeout:g}).",
     ),
-    "noop_interval": click.option(
+    "noop_interval": _connection_option(
         "--noop-interval",
         type=float,
         metavar="SECONDS",
         help=f"Interval of the server's noops ({ConnectionOptions.noop_interval:g}).",
     ),
-    "buffer_size": click.option(
+    "buffer_size": _connection_option(
         "--buffer-size",
         type=int,
         metavar="BYTES",
         help=f"Flow-control buffer of a connection ({ConnectionOptions.buffer_size}).",
     ),
-    "compressed": click.option("--compressed", is_flag=True, help="Request compressed documents."),
+    "compressed": _connection_option(
+        "--compressed", is_flag=True, help="Request compressed documents."
+    ),
 }
 
 # Passes `connection`, a `ConnectionOptions`, to the command.
 connection_options = taking(
     [
         *_CONNECTION.values(),
-        click.option(
+        _connection_option(
             "--tls-key-password-env",
             metavar="NAME",
             help="Environment variable with the passphrase of --tls-key, if it is encrypted.",
         ),
-        *password_options(f"{PASSWORD_VARIABLE}, or a prompt on a terminal,"),
+        *password_options(
+            f"{PASSWORD_VARIABLE}, or a prompt on a terminal,", option=_connection_option
+        ),
     ],
     _take_connection,
 )

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs.cli._options import (
+    command,
     connection_options,
     file_name,
     go_on_from,
     output_options,
     reading_options,
+    whole_number,
 )
 from dcp_rs.cli._output import sync, width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
@@ -32,7 +34,7 @@ _FOR_EYES = ["vbucket", "seqno", "op", "scope", "collection", "key", "value"]
 _MOST_ROWS = 10_000
 
 
-def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
+def _lines_of_changes(function: Callable[..., None]) -> Callable[..., None]:
     for decorate in (
         output_options,
         # Keys are bytes here; the formatters decide how to show them.
@@ -51,16 +53,16 @@ def _lines_of_changes(command: Callable[..., None]) -> Callable[..., None]:
             r" %{column}; \n, \t, \xFF.",
         ),
         click.option(
-            "-n", "--limit", type=click.IntRange(0, sys.maxsize), metavar="N",
+            "-n", "--limit", type=whole_number(0), metavar="N",
             help="Stop after N changes.",
         ),
         connection_options,
     ):  # fmt: skip
-        command = decorate(command)
-    return command
+        function = decorate(function)
+    return function
 
 
-@click.command()
+@command()
 @_lines_of_changes
 def cat(**options: Any) -> None:
     """Print a bucket's changes up to now.
@@ -71,7 +73,7 @@ def cat(**options: Any) -> None:
     _print(until="now", default="earliest", **options)
 
 
-@click.command()
+@command()
 @_lines_of_changes
 def tail(**options: Any) -> None:
     """Print a bucket's changes as they come, from now on.

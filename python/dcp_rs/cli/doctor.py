@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_rs.cli import _probes
-from dcp_rs.cli._options import connection_options, output_options
+from dcp_rs.cli._options import command, connection_options, output_options
 from dcp_rs.cli._output import width, write
 from dcp_rs.cli._probes import ProbeError, Seed
 from dcp_rs.client import Client
@@ -49,7 +49,7 @@ class Finding:
     advice: str | None = None
 
 
-@click.command()
+@command()
 @connection_options
 @output_options
 @click.pass_context

@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from dcp_rs._libraries import require_pyarrow
-from dcp_rs.cli._options import connection_options, file_name, go_on_from, reading_options
+from dcp_rs.cli._options import command, connection_options, file_name, go_on_from, reading_options
 from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines
 from dcp_rs.client import Client, ConnectionOptions
@@ -38,7 +38,7 @@ _GROUP_ROWS = 1 << 18
 _GROUP_BYTES = 64 * 1024 * 1024
 
 
-@click.command()
+@command()
 @connection_options
 @click.argument("file", metavar="FILE")
 @click.option(

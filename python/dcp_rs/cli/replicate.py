@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import replication
-from dcp_rs.cli._options import connection_options, given, reading_options
+from dcp_rs.cli._options import command, connection_options, given, reading_options
 from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 
 
-@click.command()
+@command(
+    epilog="""\b
+TARGET is one of
+  duckdb:///path?table=name
+  postgresql://user@host/database?table=name
+  delta:///folder
+  parquet:///folder                        for --mode log
+  iceberg:///folder?table=namespace.name   for --mode log"""
+)
 @connection_options
 @click.argument("target", metavar="TARGET")
 @click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
@@ -58,19 +66,11 @@ def replicate(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    r"""Keep a table in step with a bucket.
+    """Keep a table in step with a bucket.
 
     Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
     the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
     Progress goes to standard error.
-
-    \b
-    TARGET is one of
-      duckdb:///path?table=name
-      postgresql://user@host/database?table=name
-      delta:///folder
-      parquet:///folder                        for logs
-      iceberg:///folder?table=namespace.name   for logs
     """
     stop = threading.Event()
 

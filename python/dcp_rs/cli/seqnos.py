@@ -5,10 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-import click
-
 from dcp_rs._claims import in_ranges
-from dcp_rs.cli._options import connection_options, output_options, vbuckets_option
+from dcp_rs.cli._options import command, connection_options, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
 from dcp_rs.cli._reader import reader_options
 from dcp_rs.client import Client
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
     from dcp_rs.client import ConnectionOptions
 
 
-@click.command()
+@command()
 @connection_options
 @vbuckets_option
 @output_options
@@ -36,7 +34,7 @@ def seqnos(connection: ConnectionOptions, vbuckets: set[int] | None, *, as_json:
     print_records(["vbucket", "node", "high_seqno"], records, as_json=as_json)
 
 
-@click.command()
+@command()
 @connection_options
 @reader_options(required=True)
 @vbuckets_option

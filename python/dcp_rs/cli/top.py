@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs.cli._options import connection_options, output_options, reading_options
+from dcp_rs.cli._options import command, connection_options, output_options, reading_options
 from dcp_rs.cli._output import print_picture, write
 from dcp_rs.cli._reader import reader_options
 from dcp_rs.cli._top import Monitor, Sample, live_picture, picture
@@ -43,7 +43,7 @@ def _interval(text: str) -> float:
     return seconds
 
 
-@click.command()
+@command()
 @connection_options
 @reader_options(required=False)
 @click.option(
