@@ -155,6 +155,9 @@ class Checkpoint:
     def _check_ahead(self, kept: Checkpoint) -> None:
         self._inner.check_ahead(kept._inner)
 
+    def _rewound_to(self, vbucket: int, seqno: int) -> Checkpoint:
+        return Checkpoint._of(self._inner.rewound_to(vbucket, seqno))
+
     @property
     def bucket_uuid(self) -> str:
         """UUID of the bucket that the positions belong to."""

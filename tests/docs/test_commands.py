@@ -37,6 +37,7 @@ MASKED = [
     (r"\b[0-9a-f]{32}\b", "UUID"),
     (r"0x[0-9a-f]{9,12}\b", "VBUUID"),
     (r'"(cas|pid|elapsed|writes_per_second)": [0-9.]+', r'"\1": N'),
+    (r"(?m)^(cas|timestamp|vbuuid) .*$", r"\1 N"),
     (r'"timestamp": "[^"]+"', '"timestamp": TIME'),
     (r"\d+(\.\d+)? (ms|s)\b|[\d,]+/s", "TIME"),
     (r"[ \t]+", " "),

@@ -19,7 +19,7 @@ ALL = dict(commands())
 
 
 def test_there_are_commands():
-    assert {("cat",), ("checkpoint", "show"), ("completion",)} < ALL.keys()
+    assert {("cat",), ("show",), ("checkpoint", "show"), ("completion",)} < ALL.keys()
 
 
 @pytest.mark.parametrize("path", ALL, ids=" ".join)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use dcp_consumer::{CheckpointLock as EngineLock, check_ahead, load_checkpoint, save_checkpoint};
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use dcp_proto::consumer::StreamFilter;
-use dcp_wire::Vbid;
+use dcp_wire::{Seqno, Vbid};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
@@ -95,6 +95,10 @@ impl Checkpoint {
             positions.set_item(vbid.0, fields)?;
         }
         Ok(positions)
+    }
+
+    fn rewound_to(&self, vbucket: u16, seqno: u64) -> Self {
+        Self(self.0.rewound_to(Vbid(vbucket), Seqno(seqno)))
     }
 
     fn restricted_to(&self, vbuckets: Vec<u16>) -> Self {

@@ -149,7 +149,13 @@ impl From<SinkError> for Failure {
             SinkError::Malformed { vbid, seqno, .. } => ("malformed", Some(vbid), Some(seqno)),
             _ => ("data", None, None),
         };
-        Self { vbid, seqno, ..Self::coded(Kind::Data, code, error.to_string()) }
+        let mut message = error.to_string();
+        // It names no key, so that it says how to find the document.
+        if let SinkError::Malformed { vbid, seqno, .. } = error {
+            message +=
+                &format!("; to see it: dcp-rs show CONNSTR --vbucket {} --seqno {seqno}", vbid.0);
+        }
+        Self { vbid, seqno, ..Self::coded(Kind::Data, code, message) }
     }
 }
 

@@ -23,6 +23,7 @@ from dcp_rs.cli.export import export
 from dcp_rs.cli.replicate import replicate
 from dcp_rs.cli.seqnos import lag, seqnos
 from dcp_rs.cli.serve import serve
+from dcp_rs.cli.show import show
 from dcp_rs.cli.top import top
 from dcp_rs.exceptions import ConfigError, DcpError
 
@@ -70,8 +71,8 @@ def completion(shell: str) -> None:
 
 
 _COMMANDS = (
-    cat, tail, export, replicate, seqnos, lag, top, doctor, decode, explain_rollback, checkpoint,
-    serve,
+    cat, tail, show, export, replicate, seqnos, lag, top, doctor, decode, explain_rollback,
+    checkpoint, serve,
 )  # fmt: skip
 for _command in _COMMANDS:
     _program.add_command(_command)

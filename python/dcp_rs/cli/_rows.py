@@ -265,6 +265,21 @@ class TableLines:
         return cell if self._width is None else f"{set_cell_size(cell, width - 1)}…"
 
 
+class FieldLines:
+    """A line for each column of a row."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = names
+
+    def of(self, rows: Iterable[Row]) -> Iterator[bytes]:
+        """Returns the lines of each row; null columns have none."""
+        width = max(map(len, self._names))
+        for row in rows:
+            for name, value in zip(self._names, row, strict=True):
+                if value is not None:
+                    yield f"{name:{width}}  {clear(value)}\n".encode()
+
+
 def _fitted(widths: list[int], total: int | None) -> list[int]:
     """Narrows the widest columns until a line fits, and gives the last one the remaining width."""
     if total is None:

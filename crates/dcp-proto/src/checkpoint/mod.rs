@@ -11,14 +11,14 @@ mod tests;
 use core::fmt;
 use std::sync::Arc;
 
-use dcp_wire::Vbid;
+use dcp_wire::{Seqno, Vbid};
 use thiserror::Error;
 
 pub(crate) use self::document::FilterDocument;
 pub use self::filter::{FilterMismatch, StoredFilter};
 use crate::consumer::{PositionUpdate, StreamPosition};
 use crate::topology::Manifest;
-use crate::{History, Position};
+use crate::{History, Position, Snapshot};
 
 /// vBuckets that share one allocation: what a change of one position copies.
 const CHUNK: usize = 32;
@@ -206,6 +206,18 @@ impl Checkpoint {
     pub fn with_position(mut self, vbid: Vbid, position: Position) -> Self {
         self.set(vbid, position);
         self
+    }
+
+    /// The checkpoint with a vBucket's position moved back to `seqno`, on the branch that had it, to
+    /// read what follows again.
+    #[must_use]
+    pub fn rewound_to(&self, vbid: Vbid, seqno: Seqno) -> Self {
+        let mut rewound = self.clone();
+        if let Some(position) = self.position(vbid).filter(|position| position.seqno > seqno) {
+            let snapshot = Snapshot::at(seqno);
+            rewound.set(vbid, Position { seqno, snapshot, ..position.clone() });
+        }
+        rewound
     }
 
     /// The checkpoint of some vBuckets only, as for one member of a group or one Spark task.

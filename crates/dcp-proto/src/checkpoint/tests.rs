@@ -49,6 +49,21 @@ fn a_checkpoint_survives_being_written() {
 }
 
 #[test]
+fn a_position_is_moved_back_on_the_branch_that_had_the_seqno() {
+    let checkpoint = checkpoint();
+    let rewound = |seqno| checkpoint.rewound_to(Vbid(0), Seqno(seqno));
+    for (seqno, vbuuid) in [(9, 0xabc), (4, u64::MAX), (0, 0)] {
+        let rewound = rewound(seqno);
+        let position = rewound.position(Vbid(0)).unwrap();
+        assert_eq!((position.seqno, position.vbuuid()), (Seqno(seqno), Vbuuid(vbuuid)));
+        assert_eq!(position.request_snapshot(), Snapshot::at(Seqno(seqno)));
+        assert_eq!(rewound.position(Vbid(31)), checkpoint.position(Vbid(31)));
+    }
+    assert_eq!(rewound(10), checkpoint, "never forward");
+    assert_eq!(checkpoint.rewound_to(Vbid(5), Seqno(1)), checkpoint, "nor from nothing");
+}
+
+#[test]
 fn version_1_documents_stay_readable() {
     // As the first release wrote it; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":1,"crc32":"6c134e0e","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
