@@ -261,7 +261,7 @@ def settle(log):
 
     Rows are dicts of the log's columns, in any order.
     """
-    return as_documents(_settled(log))
+    return as_documents(settled(log))
 
 
 def settle_rejects(log, rejects):
@@ -269,7 +269,7 @@ def settle_rejects(log, rejects):
     about_vbuckets = [row for row in log if row["op"] in {"rollback", "system_event"}]
     newest = max((row["generation"] for row in log), default=0)
     rejects = [row for row in rejects if row["generation"] == newest]
-    return _settled(about_vbuckets + rejects)
+    return settled(about_vbuckets + rejects)
 
 
 def as_rejects(rows):
@@ -282,7 +282,7 @@ def as_rejects(rows):
     return found
 
 
-def _settled(log):
+def settled(log):
     newest = max((row["generation"] for row in log), default=0)
     by_vbucket = {}
     for row in log:

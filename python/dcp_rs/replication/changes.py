@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dcp_rs.documents import DocumentSchema
+from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS, DocumentSchema
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
 from dcp_rs.replication.target import IDENTITY
@@ -40,7 +40,7 @@ _OF_EVENTS = ["op", "vbucket", "epoch", "value"]
 _READ_ONLY = ("snapshot_end", "datatype")
 # Columns that say what of a document was not taken. They are no documents themselves: a table that
 # gains one is not loaded again.
-_NOTES = ("_malformed", "_malformed_fields")
+_NOTES = (MALFORMED, MALFORMED_FIELDS)
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Layout:
             schema=pa.schema([each.remove_metadata() for each in fields]),
             documents=("value", *names)
             if keeps_text
-            else tuple(name for name in names if name != "_malformed_fields"),
+            else tuple(name for name in names if name != MALFORMED_FIELDS),
             keeps_text=keeps_text,
             notes=tuple(name for name in names if name in _NOTES),
         )
@@ -141,7 +141,7 @@ class Layout:
     def bytes_of(self, changes: pa.Table) -> pa.ChunkedArray:
         """Returns the documents of changes as bytes."""
         found = changes["value"].cast(pa.binary())
-        return pc.coalesce(found, changes["_malformed"]) if "_malformed" in self.notes else found
+        return pc.coalesce(found, changes[MALFORMED]) if MALFORMED in self.notes else found
 
     def malformed(self, changes: pa.Table) -> int:
         """Returns how many documents were not taken as a whole, after `rows`."""
@@ -159,8 +159,8 @@ class Layout:
             columns["value"] = pc.if_else(kept, value, pa.scalar(None, pa.string()))
             if self.keeps_text and value.null_count < len(value):
                 # Text that is not JSON. Bytes that are not text are already included.
-                columns["_malformed"] = pc.coalesce(
-                    columns["_malformed"],
+                columns[MALFORMED] = pc.coalesce(
+                    columns[MALFORMED],
                     pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
                 )
         columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))

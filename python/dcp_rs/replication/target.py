@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
+from dcp_rs.documents import MALFORMED
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 if TYPE_CHECKING:
@@ -117,9 +118,9 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     if state.mode != mode:
         raise ConfigError(f"mode: the target is a {state.mode}, not a {mode}")
     lost = sorted(set(state.documents) - set(schema.names))
-    if lost == ["_malformed"] and mode == "table":
+    if lost == [MALFORMED] and mode == "table":
         raise ConfigError(
-            "on_malformed: the table has the column _malformed, which would no longer be updated: "
+            f"on_malformed: the table has {MALFORMED}, which would no longer be updated: "
             "set it to column, or replicate to a new table"
         )
     if lost and mode == "table":
