@@ -164,15 +164,16 @@ struct Malformations<'a> {
     /// Those of the current document.
     notes: Notes,
     bytes: Option<Texts>,
+    /// Begins with the first row that has notes: most batches have none.
     fields: Option<Texts>,
+    rows: usize,
     tally: &'a mut MalformedTally,
 }
 
 impl<'a> Malformations<'a> {
     fn new(formats: &'a Formats, rows: usize, tally: &'a mut MalformedTally) -> Self {
         let bytes = (formats.on_malformed == OnMalformed::Column).then(|| Texts::new(rows));
-        let fields = formats.notes.then(|| Texts::new(rows));
-        Self { formats, notes: Notes::default(), bytes, fields, tally }
+        Self { formats, notes: Notes::default(), bytes, fields: None, rows: 0, tally }
     }
 
     /// Where values that do not fit are noted, if the rest of their document is kept.
@@ -189,8 +190,11 @@ impl<'a> Malformations<'a> {
         as_value: Result<(), Malformed>,
         place: impl FnOnce() -> (Vbid, Seqno),
     ) -> Result<(), Malformed> {
+        self.rows += 1;
         if in_columns.is_ok() && as_value.is_ok() && self.notes.is_empty() {
-            self.bytes.iter_mut().chain(&mut self.fields).for_each(Texts::push_null);
+            if let Some(bytes) = &mut self.bytes {
+                bytes.push_null();
+            }
             return Ok(());
         }
         self.end_malformed(document, in_columns, as_value, place())
@@ -221,11 +225,27 @@ impl<'a> Malformations<'a> {
         if let Some(bytes) = &mut self.bytes {
             bytes.push(document);
         }
-        if let Some(fields) = &mut self.fields {
+        if self.formats.notes {
+            let fields = self.fields.get_or_insert_with(|| Texts::new(0));
+            (fields.len()..self.rows - 1).for_each(|_| fields.push_null());
             fields.push(self.notes.to_json().as_bytes());
         }
         self.notes.clear();
         Ok(())
+    }
+
+    /// The columns of bytes and of notes.
+    fn finish(self) -> Result<(Option<ArrayRef>, Option<ArrayRef>), ArrowError> {
+        let bytes = self.bytes.map(Texts::binaries).transpose()?;
+        let fields = match self.fields {
+            Some(mut fields) => {
+                (fields.len()..self.rows).for_each(|_| fields.push_null());
+                Some(fields.strings()?)
+            }
+            None => self.formats.notes.then(|| StringArray::new_null(self.rows)),
+        };
+        let bytes = bytes.map(|bytes| Arc::new(bytes) as ArrayRef);
+        Ok((bytes, fields.map(|fields| Arc::new(fields) as ArrayRef)))
     }
 
     fn len_bytes(&self) -> usize {
@@ -272,8 +292,7 @@ pub(crate) fn decode(
             return Err(rows.places.error(row, what.to_owned()));
         }
     }
-    let Malformations { bytes, fields, .. } = malformed;
-    finish(decoder, value, (bytes, fields), column, pool).map_err(|error| {
+    finish(decoder, value, malformed, column, pool).map_err(|error| {
         rows.places.error(0, format!("documents do not match their columns: {error}"))
     })
 }
@@ -300,15 +319,12 @@ fn push(
 fn finish(
     decoder: Option<Decoder>,
     value: Value,
-    (malformed, malformed_fields): (Option<Texts>, Option<Texts>),
+    malformed: Malformations<'_>,
     column: &mut ValueColumn,
     pool: &BufferPool,
 ) -> Result<Decoded, ArrowError> {
     let documents = decoder.map(Decoder::finish).transpose()?.unwrap_or_default();
     let value = value.finish(column, pool)?;
-    let malformed = malformed.map(Texts::binaries).transpose()?;
-    let malformed = malformed.map(|malformed| Arc::new(malformed) as ArrayRef);
-    let fields = malformed_fields.map(Texts::strings).transpose()?;
-    let malformed_fields = fields.map(|fields| Arc::new(fields) as ArrayRef);
+    let (malformed, malformed_fields) = malformed.finish()?;
     Ok(Decoded { documents, value, malformed, malformed_fields })
 }
