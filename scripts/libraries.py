@@ -32,7 +32,7 @@ TESTS = {
     "obstore": ("test_stores",),
     "opentelemetry-api": ("test_metrics",),
     "pandas": ("test_batches",),
-    "prometheus-client": ("test_metrics", "test_lag"),
+    "prometheus-client": ("test_metrics", "test_command_doctor"),
     "pyarrow": (*_READING, *_TARGETS),
     "pyiceberg": _TARGETS,
     "rich": _COMMANDS,

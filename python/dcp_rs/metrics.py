@@ -303,7 +303,7 @@ class PrometheusCollector(Collector):
 
     Raises:
         ImportError: `prometheus_client` is not installed.
-        ConfigError: The errors of `add`.
+        ConfigError: `prometheus_client` is too old; and the errors of `add`.
     """
 
     def __init__(
@@ -385,7 +385,7 @@ def instrument(
 
     Raises:
         ImportError: `opentelemetry-api` is not installed.
-        ConfigError: A stream of the same bucket already has this name.
+        ConfigError: It is too old, or a stream of the same bucket already has this name.
     """
     metrics = require("instrument", "opentelemetry.metrics", "opentelemetry")
     source = _Source(stream=stream, name=name, collections=collections, vbuckets=vbuckets)

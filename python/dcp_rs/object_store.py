@@ -61,6 +61,10 @@ class ObjectStore:
     Args:
         store: A store of the library `obstore`, which handles credentials and retries.
         prefix: Prefix of the objects' names; use a different one for each checkpoint.
+
+    Raises:
+        ConfigError: An argument is wrong, or obstore is too old.
+        ImportError: obstore is not installed.
     """
 
     def __init__(self, store: Any, prefix: str) -> None:

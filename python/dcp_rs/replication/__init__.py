@@ -70,7 +70,7 @@ def open_target(url: str) -> Target:
             `iceberg:///folder?table=namespace.name`.
 
     Raises:
-        ConfigError: The URL does not name a target.
+        ConfigError: The URL does not name a target, or the target's library is too old.
         ImportError: The target's library is not installed; the text names the extra to install.
     """
     _checks.text("target", url)
@@ -142,7 +142,8 @@ def replicate(
         The final progress.
 
     Raises:
-        ConfigError: An option is wrong, or the table contradicts the schema; nothing was written.
+        ConfigError: An option is wrong, a library is too old, or the table contradicts the schema;
+            nothing was written.
         CheckpointError: The target's state is damaged.
         ConcurrentWriterError: Another process writes to the table.
         DataError: `on_error` is `fail`, and the target cannot hold a change.

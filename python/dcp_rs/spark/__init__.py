@@ -73,8 +73,8 @@ def register(spark: SparkSession) -> None:
         spark: The session.
 
     Raises:
-        ConfigError: `spark` is not a session.
-        ImportError: PySpark is not installed.
+        ConfigError: `spark` is not a session, or PySpark, pandas or PyArrow is too old.
+        ImportError: PySpark or PyArrow is not installed.
     """
     require_spark("dcp_rs.spark")
     from pyspark.errors import PySparkException
@@ -122,7 +122,8 @@ def merge_into(
             contradicts the schema, or if the query does not resync.
 
     Raises:
-        ImportError: deltalake is not installed.
+        ConfigError: deltalake is too old.
+        ImportError: It is not installed.
     """
     require_pyarrow("merge_into", "delta")
     from dcp_rs.spark.merge import MergeInto

@@ -1,0 +1,61 @@
+"""The choice of versions to try, which must leave none out."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dcp_rs import _libraries
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+import libraries
+
+PROGRAM = Path(libraries.__file__)
+RELEASED = [
+    "2.1.0",
+    "2.0.1",
+    "2.0.0",
+    "1.10.0",
+    "1.9.3",
+    "1.9.2",
+    "1.9.0rc1",
+    "1.8.1",
+    "1.8.0",
+    "0.9",
+]
+
+
+@pytest.mark.parametrize(
+    ("lowest", "newest", "tried"),
+    [
+        ("1.8.0", "2.0.0", ["1.8.1", "1.9.3", "1.10.0"]),
+        ("1.8.1", "2.0.0", ["1.9.3", "1.10.0"]),
+        ("1.9.3", "1.10.0", []),
+        ("0.9", "1.9.2", ["1.8.1"]),
+        ("2.0.0", "2.1.0", ["2.0.1"]),
+    ],
+)
+def test_the_last_release_of_each_minor_version_is_tried(lowest, newest, tried):
+    assert libraries.between(RELEASED, lowest, newest) == tried
+
+
+def test_every_library_that_has_a_floor_is_tried():
+    assert set(libraries.TESTS) == set(_libraries.TESTED) - {"pyspark"}
+
+
+def test_the_tests_of_each_library_are_there():
+    done = subprocess.run([sys.executable, PROGRAM, "tests"], capture_output=True, text=True)
+    named = re.findall(r"\S+\.py", done.stdout)
+    assert len(named) > 8
+    assert [path for path in named if not (libraries.ROOT / path).is_file()] == []
+
+
+def test_a_library_without_tests_is_named():
+    done = subprocess.run(
+        [sys.executable, PROGRAM, "between", "a.whl", "numpy"], capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert "there are no tests of numpy, only of adbc-driver-postgresql" in done.stderr
+    assert subprocess.run([sys.executable, PROGRAM], capture_output=True).returncode == 2
