@@ -113,7 +113,9 @@ USES = {
     "opentelemetry-api": lambda client, _: metrics.instrument(client.stream(until="now")),
     "pandas": lambda *_: dcp_rs.ChangeBatch.to_pandas(None),
     "prometheus-client": lambda *_: metrics.PrometheusCollector(),
-    "pyarrow": lambda client, folder: dcp_rs.replicate(client, f"parquet://{folder}/t", mode="log"),
+    "pyarrow": lambda client, folder: dcp_rs.replicate(
+        client, f"parquet://{folder}/t", mode="log", once=True
+    ),
     "pyiceberg": lambda _, folder: open_target(f"iceberg://{folder}/t"),
     "pyspark": lambda *_: dcp_rs.spark.register(None),
 }
