@@ -111,7 +111,7 @@ class Replica:
     def reject_rows(self):
         (there,) = self.query(
             "SELECT count(*) AS n FROM information_schema.tables"
-            " WHERE table_name = 'documents_rejected'"
+            " WHERE table_name = 'documents_rejected' AND table_schema = current_schema()"
         )
         return self.query("SELECT * FROM documents_rejected") if there["n"] else []
 
