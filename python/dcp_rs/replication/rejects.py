@@ -40,7 +40,7 @@ SCHEMA = pa.schema(
 """Columns of a table of rejects: the key and the document as bytes, the position, the reason."""
 
 # Rows of a commit beyond which not they are taken for wrong, but the table.
-_MAX_REFUSED = 200
+MAX_REFUSED = 200
 # A bracket outside of strings, or a string.
 _BRACKETS = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
 
@@ -123,7 +123,7 @@ def _halve(
 ) -> dict[int, str]:
     found: dict[int, str] = {}
     parts = [range(count // 2, count), range(count // 2)]
-    while parts and len(found) <= _MAX_REFUSED:
+    while parts and len(found) <= MAX_REFUSED:
         part = parts.pop()
         reason = why_refused(pa.array([*(taken or ()), *part], pa.int64())) if part else None
         if reason is None:
@@ -134,7 +134,7 @@ def _halve(
             parts += [part[middle:], part[:middle]]
         else:
             found[part[0]] = reason
-    return found if len(found) <= _MAX_REFUSED else {}
+    return found if len(found) <= MAX_REFUSED else {}
 
 
 def nested_beyond(levels: int, documents: pa.ChunkedArray) -> list[int]:

@@ -1,0 +1,94 @@
+"""A session with a PostgreSQL server."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs.replication.target import quote_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+_SAVEPOINT = "dcp_rs"
+
+
+class Session:
+    """A connection whose transactions and savepoints are begun and ended by this class.
+
+    The driver's own transactions allow no savepoint to be returned to.
+
+    Args:
+        driver: The module `adbc_driver_postgresql.dbapi`.
+        uri: Database, as libpq has it.
+    """
+
+    def __init__(self, driver: Any, uri: str) -> None:
+        self.error: type[Exception] = driver.Error
+        self._connection = driver.connect(uri, autocommit=True)
+        # The driver sends UTF-8, and the server takes it for what the database or PGCLIENTENCODING
+        # says.
+        self.run("SET client_encoding TO 'UTF8'")
+
+    def run(self, statement: str, *values: object) -> list[Any]:
+        """Runs a statement and returns its rows."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            rows: list[Any] = cursor.fetchall() if cursor.description else []
+            return rows
+
+    def change(self, statement: str) -> int:
+        """Runs a statement and returns how many rows it changed."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return int(cursor.rowcount)
+
+    def copy(self, rows: pa.Table, table: str, schema: str | None = None) -> int:
+        """Appends rows to a table by `COPY`, without a schema to a temporary one."""
+        with self._connection.cursor() as cursor:
+            return int(
+                cursor.adbc_ingest(
+                    table,
+                    rows.to_reader(),
+                    mode="append",
+                    temporary=schema is None,
+                    db_schema_name=schema,
+                )
+            )
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commits what is done in the block, or undoes all of it."""
+        self.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        try:
+            # A deferred constraint would refuse a row when nobody can tell which.
+            self.run("SET CONSTRAINTS ALL IMMEDIATE")
+            yield
+            self.run("COMMIT")
+        except BaseException:
+            with contextlib.suppress(self.error):
+                self.run("ROLLBACK")
+            raise
+
+    @contextlib.contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Undoes what is done in the block if it raises; the transaction goes on."""
+        self.run(f"SAVEPOINT {_SAVEPOINT}")
+        try:
+            yield
+        except self.error:
+            self.run(f"ROLLBACK TO SAVEPOINT {_SAVEPOINT}")
+            self.run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+            raise
+        self.run(f"RELEASE SAVEPOINT {_SAVEPOINT}")
+
+    def close(self) -> None:
+        """Closes the connection; an open transaction is undone."""
+        self._connection.close()
+
+
+def qualified(schema: str, name: str) -> str:
+    """Returns the name of a table with that of its schema, quoted for SQL."""
+    return f"{quote_column(schema)}.{quote_column(name)}"

@@ -1,0 +1,304 @@
+"""The table that is kept in step, and that of its rejects."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication import rejects
+from dcp_rs.replication.postgres import refusals
+from dcp_rs.replication.postgres.relation import (
+    PREFIX,
+    check_additions,
+    check_rules,
+    columns_of,
+    has_triggers,
+    identifier_limit,
+    relation_of,
+    unique_keys,
+)
+from dcp_rs.replication.postgres.session import qualified
+from dcp_rs.replication.postgres.types import types_of
+from dcp_rs.replication.target import IDENTITY, check_key, missing_columns, quote_column
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    import pyarrow as pa
+
+    from dcp_rs.replication.postgres.relation import Relation
+    from dcp_rs.replication.postgres.session import Session
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import Commit
+
+# Temporary tables: rows to merge, and identities of rows and of rejects to remove.
+_ROWS, _DELETES, _SETTLED = (f"{PREFIX}{what}" for what in ("rows", "deletes", "settled"))
+_IDENTITY = ", ".join(IDENTITY)
+_SAME = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
+
+
+class Table:
+    """A table and its rejects, written within transactions that are not its own.
+
+    Args:
+        session: Session.
+        relation: The table, which may not exist yet.
+        mode: What it holds.
+        name: Its name in errors.
+
+    Attributes:
+        rows: Rows that it has.
+    """
+
+    def __init__(self, session: Session, relation: Relation, mode: Mode, name: str) -> None:
+        self._session = session
+        self._relation = relation
+        self._mode = mode
+        self._name = name
+        self._rejects = qualified(relation.schema, relation.rejects)
+        self._is_partitioned = relation.kind == "p"
+        self._has_triggers = False
+        self._staged: set[str] = set()
+        self.rows = 0
+        # Rejects that there are; `None` without a table of them.
+        self._rejected: int | None = None
+
+    # ----- opening -----
+
+    def prepare(self, want: dict[str, str], *, is_known: bool) -> None:
+        """Creates the table, or adds missing columns.
+
+        Args:
+            want: Types of its columns.
+            is_known: Whether it has a state.
+
+        Raises:
+            ConfigError: It is another's, or cannot be written.
+        """
+        table = self._relation.quoted
+        oid = self._relation.oid
+        if oid is None:
+            key = f", PRIMARY KEY ({_IDENTITY})" if self._mode == "table" else ""
+            self._session.run(f"CREATE TABLE {table} ({_columns(want)}{key})")
+        else:
+            if not is_known and self._session.run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
+                raise ConfigError(
+                    f"target: table {self._name} has rows that dcp_rs did not write: use another"
+                )
+            self._check(oid, want)
+            self.rows = self._count(table)
+        self._prepare_rejects(is_known=is_known)
+        if self._mode == "table" or self._has_triggers:
+            # Empty again after each transaction.
+            self._stage_like(_ROWS, ", ".join(map(quote_column, want)))
+            self._stage_like(_DELETES, _IDENTITY)
+
+    def _check(self, oid: int, want: dict[str, str]) -> None:
+        """Checks a table that is there, and adds missing columns."""
+        have = columns_of(self._session, oid)
+        if self._mode == "table":
+            check_key(unique_keys(self._session, oid), self._name)
+        kinds = {name: column.kind for name, column in have.items()}
+        missing = missing_columns(kinds, want, self._name)
+        check_additions(have, want, self._name)
+        check_rules(self._session, oid, self._name, removes=self._mode == "table")
+        self._has_triggers = has_triggers(self._session, oid)
+        for name, kind in missing.items():
+            self._session.run(
+                f"ALTER TABLE {self._relation.quoted} ADD COLUMN {quote_column(name)} {kind}"
+            )
+
+    def _stage_like(self, staged: str, columns: str) -> None:
+        self._session.run(
+            f"CREATE TEMPORARY TABLE {staged} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted
+            f" AS SELECT {columns} FROM {self._relation.quoted} WITH NO DATA"
+        )
+
+    def _count(self, table: str) -> int:
+        return int(self._session.run(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - quoted
+
+    # ----- rejects -----
+
+    def _prepare_rejects(self, *, is_known: bool) -> None:
+        """Looks for the table of rejects. Those of a table that has no state are void."""
+        found = relation_of(self._session, self._relation.schema, self._relation.rejects)
+        if found is None:
+            return
+        oid, kind = found
+        have = columns_of(self._session, oid)
+        want = types_of(rejects.SCHEMA)
+        kinds = {name: column.kind for name, column in have.items() if name in want}
+        if kind not in {"r", "p"} or kinds != want:
+            raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")
+        self._stage_settled()
+        if not is_known:
+            self._session.run(f"DELETE FROM {self._rejects}")  # noqa: S608 - quoted
+        self._rejected = self._count(self._rejects)
+
+    def _stage_settled(self) -> None:
+        self._session.run(
+            f"CREATE TEMPORARY TABLE {_SETTLED} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted
+            f" AS SELECT {_IDENTITY} FROM {self._rejects} WITH NO DATA"
+        )
+
+    def _create_rejects(self) -> None:
+        if len(self._relation.rejects.encode()) > identifier_limit(self._session):
+            raise ConfigError(
+                f"target: PostgreSQL would cut the name {self._relation.rejects} of the table of "
+                "rejects: give the table a shorter name, or set on_error to fail"
+            )
+        if relation_of(self._session, self._relation.schema, self._relation.rejects) is not None:
+            raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")
+        required = {each.name for each in rejects.SCHEMA if not each.nullable}
+        kinds = {
+            name: f"{kind} NOT NULL" if name in required else kind
+            for name, kind in types_of(rejects.SCHEMA).items()
+        }
+        self._session.run(f"CREATE TABLE {self._rejects} ({_columns(kinds)})")
+        self._stage_settled()
+        self._rejected = 0
+
+    def _write_rejects(self, commit: Commit) -> None:
+        if self._rejected:
+            for condition in commit.removals:
+                self._remove_rejects(f"WHERE {condition}")
+        if self._rejected and len(commit.settled):
+            self._stage(_SETTLED, commit.settled)
+            self._remove_rejects(f"t USING {_SETTLED} d WHERE {_SAME}")
+        if not len(commit.rejects):
+            return
+        if self._rejected is None:
+            self._create_rejects()
+        self._session.copy(commit.rejects, self._relation.rejects, self._relation.schema)
+        self._rejected = (self._rejected or 0) + len(commit.rejects)
+
+    def _remove_rejects(self, those: str) -> None:
+        gone = self._session.change(f"DELETE FROM {self._rejects} {those}")  # noqa: S608 - quoted
+        self._rejected = max(0, (self._rejected or 0) - gone)
+
+    # ----- writing -----
+
+    @contextlib.contextmanager
+    def kept_on_failure(self) -> Iterator[None]:
+        """Forgets what is counted in the block if it raises."""
+        before = self.rows, self._rejected
+        try:
+            yield
+        except BaseException:
+            self.rows, self._rejected = before
+            raise
+
+    def write(self, commit: Commit) -> Commit:
+        """Applies a commit, and returns it with the rows that the server refused as rejects.
+
+        Raises:
+            DataError: It refused one, and `on_error` is `fail`.
+        """
+        self._staged.clear()
+        commit = commit.rejecting(refusals.with_nul(commit.rows))
+        for condition in commit.removals:
+            self._remove(f"WHERE {condition}")
+        self._remove_documents(commit.deletes)
+        commit = commit.rejecting(self._write_rows(commit))
+        self._write_rejects(commit)
+        return commit
+
+    def _write_rows(self, commit: Commit) -> dict[int, str]:
+        """Writes rows, and returns why the others were refused, by their index.
+
+        One that was refused because of another row is tried again after all others, and after the
+        older rows of those refused are gone.
+        """
+        reasons: dict[int, str] = {}
+        rows, is_first = commit.rows, True
+        places: Sequence[int] = range(len(rows))
+        appends = self._mode == "log" or commit.has_new_rows_only
+        while True:
+            refused = self._write_some(rows, appends=appends)
+            if not refused and not reasons:
+                return reasons
+            for place in places:
+                reasons.pop(place, None)
+            reasons |= {places[at]: refusal.reason for at, refusal in refused.items()}
+            if self._mode == "table":
+                self._remove_documents(rows.take(sorted(refused)).select(IDENTITY))
+            again = sorted(at for at, refusal in refused.items() if refusal.may_pass)
+            if not again or (len(again) == len(rows) and not is_first):
+                return reasons
+            rows, places = rows.take(again), [places[at] for at in again]
+            is_first = False
+
+    def _write_some(self, rows: pa.Table, *, appends: bool) -> dict[int, refusals.Refusal]:
+        """Writes rows, and returns those that were refused."""
+
+        def write(some: pa.Table) -> None:
+            with self._session.savepoint():
+                # Once a row was refused, others may be there that no commit wrote: they are merged.
+                if appends and (some is rows or self._mode == "log"):
+                    self._append(some)
+                else:
+                    self._merge(some)
+
+        return refusals.write_all_but_refused(rows, write, self._session.error)
+
+    def _append(self, rows: pa.Table) -> None:
+        if not self._has_triggers:
+            self._session.copy(rows, self._relation.name, self._relation.schema)
+            self.rows += len(rows)
+        elif self._mode == "log":
+            self.rows += self._session.change(self._insert(rows))
+        else:
+            self._merge(rows)
+
+    def _merge(self, rows: pa.Table) -> None:
+        names = [quote_column(name) for name in rows.column_names]
+        taken = ", ".join(f"{name} = excluded.{name}" for name in names)
+        insert = f"{self._insert(rows)} ON CONFLICT ({_IDENTITY}) DO UPDATE SET {taken}"
+        if self._is_partitioned:
+            # Where `RETURNING` has no `xmax`.
+            before = self._matches()
+            self._session.change(insert)
+            self.rows += self._matches() - before
+            return
+        # Triggers may skip rows, so the server counts; a row that replaces another was locked.
+        counted = self._session.run(
+            f"WITH written AS ({insert} RETURNING t.xmax = 0 AS is_new)"  # noqa: S608 - quoted
+            " SELECT count(*) FROM written WHERE is_new"
+        )
+        self.rows += int(counted[0][0])
+
+    def _insert(self, rows: pa.Table) -> str:
+        """Returns the statement that inserts rows, which it stages."""
+        self._stage(_ROWS, rows)
+        names = ", ".join(map(quote_column, rows.column_names))
+        return f"INSERT INTO {self._relation.quoted} AS t ({names}) SELECT {names} FROM {_ROWS}"  # noqa: S608
+
+    def _matches(self) -> int:
+        """Returns how many of the staged rows have one of the same identity in the table."""
+        return self._count(f"{self._relation.quoted} t JOIN {_ROWS} d ON {_SAME}")
+
+    def _remove_documents(self, identities: pa.Table) -> None:
+        # No row has a key with NUL, which cannot be looked for.
+        with_nul = refusals.with_nul(identities)
+        if with_nul:
+            kept = [place for place in range(len(identities)) if place not in with_nul]
+            identities = identities.take(kept)
+        if len(identities):
+            self._stage(_DELETES, identities)
+            self._remove(f"t USING {_DELETES} d WHERE {_SAME}")
+
+    def _remove(self, those: str) -> None:
+        self.rows -= self._session.change(f"DELETE FROM {self._relation.quoted} {those}")  # noqa: S608
+
+    def _stage(self, staged: str, rows: pa.Table) -> None:
+        """Fills a temporary table."""
+        if staged in self._staged:
+            self._session.run(f"TRUNCATE {staged}")
+        self._staged.add(staged)
+        self._session.copy(rows, staged)
+
+
+def _columns(kinds: dict[str, str]) -> str:
+    """Returns the columns of a table to create."""
+    return ", ".join(f"{quote_column(name)} {kind}" for name, kind in kinds.items())

@@ -1,0 +1,183 @@
+"""The target: what opens a table and commits to it."""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from dcp_rs._libraries import require
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.postgres import refusals
+from dcp_rs.replication.postgres.relation import check_columns, check_new_name, resolve
+from dcp_rs.replication.postgres.session import Session
+from dcp_rs.replication.postgres.states import States
+from dcp_rs.replication.postgres.table import Table
+from dcp_rs.replication.postgres.types import types_of
+from dcp_rs.replication.target import check_use, overtaken, refuse_variants
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from dcp_rs.replication.postgres.relation import Relation
+    from dcp_rs.replication.state import Mode, State
+    from dcp_rs.replication.target import Address, Commit
+
+# URLs that libpq reads as intended. Its error about any other may show a part of the password.
+_ENCODED = r"%(?!00)[0-9A-Fa-f]{2}"
+_WORD = rf"(?:[^@:/?#%\[\]]|{_ENCODED})*"
+_HOST = rf"(?:\[[^@/?#\[\]]*\]|(?:[^,@:/?#%\[\]]|{_ENCODED})*)(?::[0-9]*)?"
+_HOSTS = re.compile(rf"(?:{_WORD}(?::{_WORD})?@)?{_HOST}(?:,{_HOST})*")
+# How long the backend of a killed process may take to notice, and how long to try a commit again.
+_PATIENCE = 30.0
+# Seconds to wait before that, at first and at most.
+_PAUSE = 0.05
+_LONGEST_PAUSE = 2.0
+
+
+class PostgresTarget:
+    """A table of a PostgreSQL database, version 12 or newer.
+
+    Rows come in by `COPY`. The state is a row of the table `dcp_rs_replication` of the same
+    database; rows that the server refuses go into the table `<table>_rejected` of the same schema.
+    While it is open it holds an advisory lock of the table's name.
+
+    Args:
+        uri: Database, as libpq has it: `postgresql://user@host/database`.
+        table: Name of the table, as `table` or `schema.table`; created if it does not exist.
+
+    Raises:
+        ConfigError: adbc-driver-postgresql is too old.
+        ImportError: It is not installed.
+    """
+
+    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    takes_rejects: ClassVar[bool] = True
+
+    def __init__(self, uri: str, table: str) -> None:
+        self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")
+        self._uri = uri
+        self._name = table
+        self._session: Session | None = None
+        self._open: _Open | None = None
+
+    @classmethod
+    def at(cls, address: Address) -> PostgresTarget:
+        """Creates the target for `postgresql://user@host/database?table=name`.
+
+        The table is `documents` by default; other options are libpq's.
+
+        Raises:
+            ConfigError: The user, the password or a host has a character that must be encoded.
+        """
+        if _HOSTS.fullmatch(address.host) is None:
+            raise ConfigError(
+                "target: in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
+                " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass"
+            )
+        return cls(address.url, address.options.get("table", "documents"))
+
+    def open(self, schema: pa.Schema, mode: Mode) -> State | None:
+        """See `dcp_rs.replication.Target.open`."""
+        refuse_variants(schema, "PostgreSQL")
+        want = types_of(schema)
+        with refusals.explained(self._name, self._adbc.Error):
+            session = self._session = Session(self._adbc, self._uri)
+            relation = resolve(session, self._name)
+            check_columns(session, want)
+            self._lock(session, relation)
+            with session.transaction():
+                # Another may have made or dropped it until the lock was held.
+                return self._prepare(session, resolve(session, self._name), want, mode, schema)
+
+    def _lock(self, session: Session, relation: Relation) -> None:
+        """Locks the table for this session, as this release names it and as 0.2.0 did.
+
+        Waits for a killed process whose commit is still in progress.
+        """
+        deadline = time.monotonic() + _PATIENCE
+        for name, schema in ((relation.name, relation.schema), (self._name, None)):
+            while not _try_lock(session, name, schema):
+                if time.monotonic() > deadline:
+                    raise overtaken(self._name)
+                time.sleep(_PAUSE)
+
+    def _prepare(
+        self,
+        session: Session,
+        relation: Relation,
+        want: dict[str, str],
+        mode: Mode,
+        schema: pa.Schema,
+    ) -> State | None:
+        states = States(session)
+        found = states.find(relation, self._name)
+        state = None if found is None else found.state
+        # A process of 0.2.0 has the lock of the name in its state.
+        if found is not None and not _try_lock(session, found.name):
+            raise overtaken(self._name)
+        check_use(state, schema, mode)
+        if found is None:
+            check_new_name(session, states.table, relation, self._name)
+        table = Table(session, relation, mode, self._name)
+        table.prepare(want, is_known=found is not None)
+        self._open = _Open(states, table, self._name if found is None else found.name)
+        if state is None or found is None:
+            return None
+        if relation.oid is None:
+            return replace(state, moved="it was dropped")
+        if found.rows not in {None, table.rows}:
+            return replace(state, moved=f"it has {table.rows} rows, and had {found.rows}")
+        return state
+
+    def commit(self, commit: Commit) -> Commit:
+        """See `dcp_rs.replication.Target.commit`."""
+        deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
+        while True:
+            try:
+                with refusals.explained(self._name, self._adbc.Error):
+                    return self._commit(commit)
+            except self._adbc.Error as error:
+                if not refusals.is_passing(error) or time.monotonic() + pause > deadline:
+                    raise
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _commit(self, commit: Commit) -> Commit:
+        if self._session is None or self._open is None:
+            raise AssertionError("a target is opened before it commits")
+        states, table, name = self._open.states, self._open.table, self._open.name
+        with table.kept_on_failure(), self._session.transaction():
+            states.fence(name, commit.state)
+            applied = table.write(commit)
+            states.save(name, commit.state, table.rows)
+        return applied
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._session is not None:
+            self._session.close()
+            self._session = self._open = None
+
+    def __repr__(self) -> str:
+        return f"PostgresTarget(table={self._name!r})"
+
+
+def _try_lock(session: Session, name: str, schema: str | None = None) -> bool:
+    """Locks a name in a schema, that of new tables by default, if no other session has it."""
+    values = [name] if schema is None else [name, schema]
+    prefix = "current_schema()" if schema is None else "$2::text"
+    found = session.run(
+        f"SELECT pg_try_advisory_lock(hashtext('dcp_rs'), hashtext(concat({prefix}, $1::text)))",
+        *values,
+    )
+    return bool(found[0][0])
+
+
+class _Open(NamedTuple):
+    """What an open target writes to: the state under its name, and the rows."""
+
+    states: States
+    table: Table
+    name: str
