@@ -638,28 +638,6 @@ def test_a_delta_table_may_be_compacted_while_it_is_written(cluster, written, tm
     assert replicate(cluster, replica).commits == 0, "the state is no file to vacuum"
 
 
-def test_a_parquet_file_that_was_not_finished_is_not_there(cluster, written, tmp_path, monkeypatch):
-    replica = replicas.InParquet(tmp_path)
-    replica.mode = "log"
-    fill(written)
-    replicate(cluster, replica)
-    visible = set(replica.folder.glob("*.parquet"))
-    written.upsert("more", {})
-
-    def crash(_):
-        raise CrashError
-
-    with monkeypatch.context() as patched:
-        patched.setattr("os.fsync", crash)
-        with pytest.raises(CrashError):
-            replicate(cluster, replica)
-    assert set(replica.folder.glob("[!.]*.parquet")) == visible
-    assert set(replica.folder.glob(".*.parquet")) != set()
-    replicate(cluster, replica)
-    assert replica.documents() == written.documents()
-    assert set(replica.folder.glob(".*.parquet")) == set()
-
-
 @pytest.mark.parametrize("url", ["parquet:///folder", "iceberg:///folder"])
 def test_what_can_be_a_log_only_is_no_table(cluster, url):
     with cluster.connect() as client, pytest.raises(ConfigError, match="does not support 'table'"):
