@@ -3,6 +3,7 @@
 Nothing here reads a stream or uses `dcp_rs.replication`.
 """
 
+import gzip
 import json
 import re
 import time
@@ -228,7 +229,8 @@ class InIceberg(Replica):
         return self.table().scan().to_arrow().to_pylist()
 
     def state(self):
-        return json.loads(self.table().properties["dcp_rs.state"])
+        document = self.table().current_snapshot().summary["dcp_rs.document"]
+        return json.loads(gzip.decompress(Path(document.removeprefix("file://")).read_bytes()))
 
     def generations(self):
         return self.state()["generation"], self.state()["complete_generation"]

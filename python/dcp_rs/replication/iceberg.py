@@ -1,34 +1,45 @@
-"""Iceberg: a log, with the state in a property of the table that is set in the same commit."""
+"""Iceberg: a log, with a snapshot for each commit that names the document of its state."""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dcp_rs._libraries import require, require_pyarrow
+from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.state import State
-from dcp_rs.replication.target import (
-    make_folder,
-    missing_columns,
-    overtaken,
-    refuse_variants,
-    type_name,
+from dcp_rs.replication import iceberg_states as states
+from dcp_rs.replication.iceberg_attempt import Attempt
+from dcp_rs.replication.iceberg_rules import (
+    as_iceberg,
+    check_table,
+    missing,
+    refuse_lost_nulls,
 )
+from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
+from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import pyarrow as pa
 
-    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.state import Mode, State
     from dcp_rs.replication.target import Address, Commit
 
-_STATE = "dcp_rs.state"
-_RETRIES = "commit.retry.num-retries"
+# Property of a table of rejects.
+_REJECTS = "dcp_rs.rejects"
+# At the first two, pyiceberg takes a part of a location for all of it; it leaves out the others.
+_CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 
 
 class IcebergTarget:
     """An Iceberg table, to which a log is appended.
 
-    The state is the table's property `dcp_rs.state`.
+    Each commit is a snapshot. Its summary names the document in the folder `_dcp_rs` of the table
+    that holds the state, and that was written before.
 
     Args:
         catalog: Catalog of pyiceberg, as `pyiceberg.catalog.load_catalog` gives it.
@@ -37,13 +48,18 @@ class IcebergTarget:
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
+    takes_rejects: ClassVar[bool] = True
 
     def __init__(self, catalog: Any, table: str) -> None:
         require("an Iceberg target", "pyiceberg", "iceberg")
         self._catalog = catalog
         self._name = table
+        # Of a catalog that is opened, and may be created, with the table.
+        self._folder: Path | None = None
         self._table: Any = None
+        self._rejects: Any = None
         self._schema: Any = None
+        self._commits = 0
 
     @classmethod
     def at(cls, address: Address) -> IcebergTarget:
@@ -54,15 +70,14 @@ class IcebergTarget:
         this name is. The table is `default.changes` if not given.
 
         Raises:
-            ConfigError: There is no folder, no namespace, or another option; the folder has a name
-                that pyiceberg would cut; or it knows no such catalog.
+            ConfigError: There is no folder, no namespace, or another option; the folder or the
+                table has a name that pyiceberg would cut; or it knows no such catalog.
             ImportError: pyiceberg is not installed.
         """
         address.allow("table")
         table = address.options.get("table", "default.changes")
-        if not all(part.strip() for part in table.split(".")) or "." not in table:
-            raise ConfigError(f"target: table {table!r} needs a namespace, as in default.{table}")
-        sql = require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
+        _check_name(table)
+        require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
         if address.host:
             from pyiceberg.catalog import load_catalog
 
@@ -72,105 +87,215 @@ class IcebergTarget:
                 raise ConfigError(
                     f"target: pyiceberg cannot load the catalog {address.host}: {error}"
                 ) from error
-        from pathlib import Path
-
-        example = "iceberg:///folder?table=namespace.name"
-        folder = Path(address.local_path("the folder", example))
-        if {"#", "?", "%"}.intersection(str(folder)):
+        folder = address.local_path("the folder", "iceberg:///folder?table=namespace.name")
+        target = cls(None, table)
+        target._folder = Path(os.path.realpath(folder))
+        if _CUT.search(str(target._folder)) or "%" in str(target._folder):
             raise ConfigError(
-                f"target: {str(folder)!r} has a #, ? or %, at which pyiceberg would take a part of"
-                " it for the folder: use another"
+                f"target: {str(target._folder)!r} has a #, ?, % or control character, at which"
+                " pyiceberg would take a part of it for the folder: use another"
             )
-        make_folder(folder)
-        catalog = sql.SqlCatalog(
-            "dcp_rs", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}"
-        )
-        return cls(catalog, table)
+        return target
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
         """See `dcp_rs.replication.Target.open`."""
         refuse_variants(schema, "pyiceberg")
-        for field in schema:
-            if _loses_nulls(field.type):
-                raise ConfigError(
-                    f"document_schema: {field.name} is or has an ARRAY or a MAP of STRUCT, which"
-                    " pyiceberg writes as empty if it is null: declare it as STRING"
-                )
-        namespace, _, _ = self._name.rpartition(".")
-        self._catalog.create_namespace_if_not_exists(namespace)
-        self._schema = _known(schema)
-        self._table = self._catalog.create_table_if_not_exists(self._name, self._schema)
-        state = self._load()
+        refuse_lost_nulls(schema)
+        self._schema = as_iceberg(schema)
+        with contextlib.ExitStack() as undone:
+            if self._folder is not None:
+                self._catalog = _open_folder(self._folder, undone)
+            self._rejects = self._find_rejects()
+            self._table = self._find(self._name)
+            state = None
+            if self._table is None:
+                self._create(undone)
+            else:
+                state = self._open_table(schema)
+            undone.pop_all()
+        self._commits = 0 if state is None else state.commits
+        self._remove_rejects(state)
+        states.forget(self._table, self._commits)
+        return state
+
+    def _find(self, name: str) -> Any:
+        from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+        try:
+            return self._catalog.load_table(name)
+        except (NoSuchTableError, NoSuchNamespaceError):
+            return None
+
+    def _find_rejects(self) -> Any:
+        """Returns the table of rejects; `None` if there is none."""
+        base = self._name.removesuffix(SUFFIX)
+        other = None if base == self._name else self._find(base)
+        if other is not None and {states.NEWEST, states.OLD} & set(other.properties):
+            raise ConfigError(
+                f"target: table {self._name} is where the rejects of {base} go: use another"
+            )
+        found = self._find(self._name + SUFFIX)
+        if found is not None and _REJECTS not in found.properties:
+            raise name_taken(self._name + SUFFIX)
+        return found
+
+    def _create(self, undone: contextlib.ExitStack) -> None:
+        namespace, _, name = self._name.rpartition(".")
+        if "/" in self._name:
+            raise ConfigError(
+                f"target: table {name!r} of namespace {namespace!r} has a /, and would be in the"
+                " folder of another table: use another name"
+            )
+        if not self._catalog.namespace_exists(namespace):
+            self._catalog.create_namespace(namespace)
+            undone.callback(self._catalog.drop_namespace, namespace)
+        self._table = self._catalog.create_table(self._name, self._schema)
+
+    def _open_table(self, schema: pa.Schema) -> State | None:
+        if _REJECTS in self._table.properties:
+            raise ConfigError(f"target: table {self._name} is one of rejects: use another")
+        self._schema = check_table(self._table, self._name, schema)
+        added = missing(self._table, self._name, self._schema)
+        state = states.load(self._table)
         if state is None and self._table.current_snapshot() is not None:
             raise ConfigError(
                 f"target: table {self._name} has rows that dcp_rs did not write: use another"
             )
-        have = {field.name: type_name(field.type) for field in self._table.schema().as_arrow()}
-        want = {field.name: type_name(field.type) for field in self._schema}
-        if missing_columns(have, want, self._name):
+        if added:
             with self._table.update_schema() as update:
                 update.union_by_name(self._schema)
         return state
 
-    def _load(self) -> State | None:
-        found = self._table.properties.get(_STATE)
-        return None if found is None else State.from_json(found)
-
     def commit(self, commit: Commit) -> None:
         """See `dcp_rs.replication.Target.commit`."""
-        from pyiceberg.exceptions import CommitFailedException
-
-        before = self._load()
-        if commit.state.commits != (0 if before is None else before.commits) + 1:
+        if commit.state.commits != self._commits + 1:
             raise overtaken(self._name)
-        # In this copy of the metadata alone. From 0.12 on, pyiceberg repeats a commit that lost
-        # against another on top of that, which would double rows and replace the newer state.
-        self._table.metadata.properties[_RETRIES] = "0"
-        try:
+        document = states.new_document(self._table, commit.state.commits)
+        summary = states.summary(commit.state, document)
+        properties = states.newest(self._table, document, len(commit.rows))
+        count = len(self._table.metadata.snapshots)
+        if len(commit.rejects):
+            self._write_rejects(commit, summary)
+
+        def write(transaction: Any) -> None:
+            states.write(self._table, document, commit.state)
             # Without rows too: the snapshot asserts that the table is the one that was loaded.
-            with self._table.transaction() as transaction:
-                transaction.append(commit.rows.cast(self._schema))
-                transaction.set_properties({_STATE: commit.state.to_json()})
-        except CommitFailedException as error:
-            raise overtaken(self._name) from error
+            rows = commit.rows.cast(self._schema)
+            transaction.append(rows, snapshot_properties=summary)
+            transaction.set_properties(properties)
+            if states.OLD in self._table.properties:
+                transaction.remove_properties(states.OLD)
+
+        Attempt(self._catalog, self._table, self._name, document).run(write)
+        self._commits = commit.state.commits
+        if len(self._table.metadata.snapshots) != count + 1:
+            states.forget(self._table, self._commits)
+
+    # ----- rejects -----
+
+    def _write_rejects(self, commit: Commit, summary: dict[str, str]) -> None:
+        """Appends rejects, unless the commit would fail since another has written."""
+        found = self._find(self._name)
+        if found is None or _current(found) != _current(self._table):
+            raise overtaken(self._name)
+        # Somebody may have compacted it, or made another one, since it was opened.
+        self._rejects = self._find_rejects()
+        name, schema = self._name + SUFFIX, as_iceberg(SCHEMA)
+        if self._rejects is None:
+            self._rejects = self._catalog.create_table(name, schema, properties={_REJECTS: "true"})
+        rows = commit.rejects.cast(schema)
+        Attempt(self._catalog, self._rejects, name, summary[states.DOCUMENT]).run(
+            lambda transaction: transaction.append(rows, snapshot_properties=summary)
+        )
+
+    def _remove_rejects(self, state: State | None) -> None:
+        """Removes the rejects of commits that came to nothing, or that a rollback took back."""
+        if self._rejects is None or self._rejects.current_snapshot() is None:
+            return
+        commits = (
+            states.noted(each).get(states.COMMIT) for each in states.ancestors(self._rejects)
+        )
+        newest = next((int(each) for each in commits if each is not None), None)
+        if newest is not None and newest <= self._commits:
+            return
+        rows = self._rejects.scan().to_arrow()
+        kept = _up_to(rows, state)
+        document = states.new_document(self._rejects, self._commits)
+        summary = {states.COMMIT: str(self._commits), states.DOCUMENT: document}
+        Attempt(self._catalog, self._rejects, self._name + SUFFIX, document).run(
+            lambda transaction: transaction.overwrite(kept, snapshot_properties=summary)
+        )
 
     def close(self) -> None:
-        """Forgets the table."""
-        self._table = None
+        """Forgets the table; closes a catalog that it opened."""
+        self._table = self._rejects = None
+        if self._folder is not None and self._catalog is not None:
+            self._catalog.engine.dispose()
+            self._catalog = None
 
     def __repr__(self) -> str:
         return f"IcebergTarget({self._name!r})"
 
 
-def _known(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema with types that Iceberg supports."""
-    pa = require_pyarrow("an Iceberg target")
-    return pa.schema([_known_field(field).with_nullable(True) for field in schema])
+def _current(table: Any) -> int | None:
+    snapshot = table.current_snapshot()
+    return None if snapshot is None else int(snapshot.snapshot_id)
 
 
-def _known_field(field: pa.Field) -> pa.Field:
-    pa = require_pyarrow("an Iceberg target")
-    kind = field.type
-    if kind in {pa.int8(), pa.int16()}:
-        kind = pa.int32()
-    elif pa.types.is_map(kind):
-        kind = pa.map_(_known_field(kind.key_field), _known_field(kind.item_field))
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_known_field(kind.value_field))
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([_known_field(each) for each in kind])
-    return field.with_type(kind)
+def _check_name(table: str) -> None:
+    parts = table.split(".")
+    if not all(part.strip() for part in parts) or len(parts) < 2:
+        raise ConfigError(f"target: table {table!r} needs a namespace, as in default.{table}")
+    if any(part != part.strip() for part in parts[:-1]) or _CUT.search(table):
+        raise ConfigError(
+            f"target: table {table!r} has a #, ?, control character, or space around a namespace,"
+            " which pyiceberg would leave out: use another name"
+        )
 
 
-def _loses_nulls(kind: pa.DataType) -> bool:
-    """Whether a type is or contains a list or map of structs.
+def _open_folder(folder: Path, undone: contextlib.ExitStack) -> Any:
+    """Opens the catalog of a folder, which it creates; `undone` removes what was not there."""
+    from pyiceberg.catalog.sql import SqlCatalog
+    from sqlalchemy.exc import SQLAlchemyError
 
-    pyiceberg makes these anew from their offsets, on which no null is marked.
-    """
-    pa = require_pyarrow("an Iceberg target")
-    if pa.types.is_map(kind):
-        parts = [kind.item_type]
-    else:
-        parts = [kind.field(index).type for index in range(kind.num_fields)]
-    is_struct = any(pa.types.is_struct(part) for part in parts)
-    return (is_struct and not pa.types.is_struct(kind)) or any(map(_loses_nulls, parts))
+    database = folder / "catalog.db"
+    for each in (*reversed(folder.parents), folder):
+        if not os.path.lexists(each):
+            undone.callback(_remove, each.rmdir)
+    if not os.path.lexists(database):
+        undone.callback(_remove, database.unlink)
+    make_folder(folder)
+    try:
+        catalog = SqlCatalog("dcp_rs", uri=f"sqlite:///{database}", warehouse=f"file://{folder}")
+    except SQLAlchemyError as error:
+        raise ConfigError(f"target: {database} cannot be opened: {error}") from error
+    undone.callback(catalog.engine.dispose)
+    return catalog
+
+
+def _remove(remove: Callable[[], None]) -> None:
+    with contextlib.suppress(OSError):
+        remove()
+
+
+def _up_to(rejects: pa.Table, state: State | None) -> pa.Table:
+    """Returns the rejects that a state has behind it."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if state is None:
+        return rejects.slice(0, 0)
+    positions = state.checkpoint.positions
+    count = max(positions, default=-1) + 1
+    at = [positions.get(vbucket) for vbucket in range(count)]
+    epochs = pa.array([-1 if each is None else each.epoch for each in at] + [-1], pa.int64())
+    seqnos = pa.array([-1 if each is None else each.seqno for each in at] + [-1], pa.int64())
+    place = pc.min_element_wise(rejects["vbucket"], count).combine_chunks()
+    epoch, seqno = epochs.take(place), seqnos.take(place)
+    is_read = pc.or_(
+        pc.less(rejects["epoch"], epoch),
+        pc.and_(pc.equal(rejects["epoch"], epoch), pc.less_equal(rejects["seqno"], seqno)),
+    )
+    is_older = pc.less(rejects["generation"], state.generation)
+    is_same = pc.equal(rejects["generation"], state.generation)
+    return rejects.filter(pc.or_(is_older, pc.and_(is_same, is_read)))

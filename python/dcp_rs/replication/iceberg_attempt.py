@@ -1,0 +1,145 @@
+"""An attempt to commit to an Iceberg table, whose files are removed if it comes to nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.iceberg_states import DOCUMENT, noted
+from dcp_rs.replication.target import overtaken
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+_log = logging.getLogger("dcp_rs.replication")
+
+_RETRIES = "commit.retry.num-retries"
+
+
+class Attempt:
+    """One commit, which is the only one that its snapshot's summary says to have a document.
+
+    Args:
+        catalog: Catalog of pyiceberg.
+        table: The table, as it must be when it is committed.
+        name: Name of the table.
+        document: The document.
+    """
+
+    def __init__(self, catalog: Any, table: Any, name: str, document: str) -> None:
+        self._catalog, self._table, self._name = catalog, table, name
+        self._document = document
+        self._files: list[str] = []
+
+    def run(self, write: Callable[[Any], None]) -> None:
+        """Commits what is written to a transaction.
+
+        Raises:
+            ConcurrentWriterError: The table is no longer what was loaded.
+            ConfigError: It is gone, or refuses to be written.
+        """
+        # In this copy of the metadata alone. From 0.12 on, pyiceberg repeats a commit that lost
+        # against another on top of that, which would double rows and replace the newer state.
+        self._table.metadata.properties[_RETRIES] = "0"
+        try:
+            with self._noting_files(), self._table.transaction() as transaction:
+                write(transaction)
+        except BaseException as error:
+            has_landed = self._has_landed()
+            if has_landed and isinstance(error, Exception):
+                _log.warning("a commit is there, although it failed: %s", error)
+                self._table.refresh()
+                return
+            if has_landed is False and not _is_unknown(error):
+                self._remove(self._files)
+            refused = _refused(self._name, error)
+            if refused is not None:
+                raise refused from error
+            raise
+        self._remove_merged()
+
+    @contextlib.contextmanager
+    def _noting_files(self) -> Iterator[None]:
+        """Notes each file that is written for the table."""
+        io, catalog = self._table.io, self._catalog
+        new_output = io.new_output
+        # Of catalogs that write metadata themselves, which do it with files of their own.
+        write_metadata = getattr(catalog, "_write_metadata", None)
+
+        def noting(location: str) -> Any:
+            self._files.append(location)
+            return new_output(location)
+
+        def noting_metadata(metadata: Any, io: Any, metadata_path: str) -> None:
+            # Other threads may use the same catalog.
+            if self._is_in(metadata):
+                self._files.append(metadata_path)
+            if write_metadata is not None:
+                write_metadata(metadata, io, metadata_path)
+
+        io.new_output = noting
+        if write_metadata is not None:
+            vars(catalog)["_write_metadata"] = noting_metadata
+        try:
+            yield
+        finally:
+            vars(io).pop("new_output")
+            vars(catalog).pop("_write_metadata", None)
+
+    def _is_in(self, metadata: Any) -> bool:
+        is_it = metadata.table_uuid == self._table.metadata.table_uuid
+        return is_it and any(
+            noted(each).get(DOCUMENT) == self._document for each in metadata.snapshots
+        )
+
+    def _has_landed(self) -> bool | None:
+        """Whether the catalog has the commit; `None` if it does not say."""
+        from pyiceberg.exceptions import NoSuchTableError
+
+        try:
+            return self._is_in(self._catalog.load_table(self._name).metadata)
+        except NoSuchTableError:
+            return False
+        except Exception:  # noqa: BLE001 - whatever it is, the answer is missing
+            return None
+
+    def _remove_merged(self) -> None:
+        """Removes manifests that pyiceberg has written and then merged into another."""
+        snapshot = self._table.current_snapshot()
+        lists = [each for each in self._files if each.endswith(".avro")]
+        if len(lists) > 2:  # The manifest, and the list of manifests.
+            named = {each.manifest_path for each in snapshot.manifests(self._table.io)}
+            named.add(snapshot.manifest_list)
+            self._remove([each for each in lists if each not in named])
+
+    def _remove(self, files: Iterable[str]) -> None:
+        for file in files:
+            try:
+                self._table.io.delete(file)
+            except FileNotFoundError:
+                pass  # pyiceberg has removed some, and others were not begun.
+            except Exception as error:  # noqa: BLE001 - what ended the attempt is more important
+                _log.warning("a file of a commit that failed cannot be removed: %s", error)
+
+
+def _is_unknown(error: BaseException) -> bool:
+    from pyiceberg.exceptions import CommitStateUnknownException
+
+    return isinstance(error, CommitStateUnknownException)
+
+
+def _refused(table: str, error: BaseException) -> Exception | None:
+    """Returns the error for a refusal that will not change; `None` if it may."""
+    from pyiceberg import exceptions
+
+    if isinstance(error, exceptions.CommitFailedException):
+        return overtaken(table)
+    permanent = (OSError, exceptions.UnauthorizedError, exceptions.ForbiddenError)
+    if isinstance(error, (*permanent, exceptions.NoSuchTableError)):
+        return ConfigError(
+            f"target: table {table} cannot be written: {' '.join(str(error).split())}: mend that"
+            " and start it again, which resumes from the last commit"
+        )
+    return None

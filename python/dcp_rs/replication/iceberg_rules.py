@@ -1,0 +1,125 @@
+"""What an Iceberg table must be like to be written by pyiceberg."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs._libraries import require_pyarrow
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.target import missing_columns, type_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_FORMAT = "write.format.default"
+# Of the format of tables, the newest that pyiceberg writes.
+_VERSION = 2
+
+
+def as_iceberg(schema: pa.Schema) -> pa.Schema:
+    """Returns a schema with types that Iceberg supports, all of whose columns are optional."""
+    pa = require_pyarrow("an Iceberg target")
+    return pa.schema([_known(field).with_nullable(True) for field in schema])
+
+
+def _known(field: pa.Field) -> pa.Field:
+    pa = require_pyarrow("an Iceberg target")
+    kind = field.type
+    if kind in {pa.int8(), pa.int16()}:
+        kind = pa.int32()
+    elif pa.types.is_map(kind):
+        kind = pa.map_(_known(kind.key_field), _known(kind.item_field))
+    elif pa.types.is_list(kind):
+        kind = pa.list_(_known(kind.value_field))
+    elif pa.types.is_struct(kind):
+        kind = pa.struct([_known(each) for each in kind])
+    return field.with_type(kind)
+
+
+def refuse_lost_nulls(schema: pa.Schema) -> None:
+    """Checks that pyiceberg writes a null of every column as null.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    for field in schema:
+        if _loses_nulls(field.type):
+            raise ConfigError(
+                f"document_schema: {field.name} is or has an ARRAY or a MAP of STRUCT, which"
+                " pyiceberg writes as empty if it is null: declare it as STRING"
+            )
+
+
+def _loses_nulls(kind: pa.DataType) -> bool:
+    """Whether a type is or contains a list or map of structs.
+
+    pyiceberg makes these anew from their offsets, on which no null is marked.
+    """
+    pa = require_pyarrow("an Iceberg target")
+    if pa.types.is_map(kind):
+        parts = [kind.item_type]
+    else:
+        parts = [kind.field(index).type for index in range(kind.num_fields)]
+    is_struct = any(pa.types.is_struct(part) for part in parts)
+    return (is_struct and not pa.types.is_struct(kind)) or any(map(_loses_nulls, parts))
+
+
+def check_table(table: Any, name: str, schema: pa.Schema) -> pa.Schema:
+    """Returns the schema of rows as a table takes them.
+
+    Args:
+        table: The table.
+        name: Its name.
+        schema: Columns of the rows, which say whether they can be null.
+
+    Raises:
+        ConfigError: It cannot be written, by pyiceberg or with these rows.
+    """
+    pa = require_pyarrow("an Iceberg target")
+    if table.metadata.format_version > _VERSION:
+        raise ConfigError(
+            f"target: table {name} has format-version {table.metadata.format_version}, and"
+            f" pyiceberg writes {_VERSION}: use another table"
+        )
+    kind = table.properties.get(_FORMAT, "parquet")
+    if kind.lower() != "parquet":
+        raise ConfigError(
+            f"target: table {name} has the property {_FORMAT}={kind}, and pyiceberg writes Parquet:"
+            " set it to parquet"
+        )
+    for field in table.spec().fields:
+        source = table.schema().find_field(field.source_id)
+        try:
+            field.transform.pyarrow_transform(source.field_type)
+        except Exception as error:
+            raise ConfigError(
+                f"target: table {name} is partitioned by {field.name} ({field.transform}), which"
+                f" pyiceberg cannot write: {' '.join(str(error).split())}"
+            ) from error
+    required = {each.name for each in table.schema().fields if each.required}
+    for column in sorted(required):
+        if column not in schema.names or schema.field(column).nullable:
+            raise ConfigError(
+                f"target: table {name} requires a value for {column}, which not every row has:"
+                " make that column optional"
+            )
+    return pa.schema([each.with_nullable(each.name not in required) for each in as_iceberg(schema)])
+
+
+def missing(table: Any, name: str, schema: pa.Schema) -> dict[str, str]:
+    """Returns the columns that a table lacks.
+
+    Raises:
+        ConfigError: A column has another type, or differs only in case from one that it has.
+    """
+    have = {field.name: type_name(field.type) for field in table.schema().as_arrow()}
+    added = missing_columns(have, {field.name: type_name(field.type) for field in schema}, name)
+    lowered = {column.lower(): column for column in have}
+    for column in added:
+        if column.lower() in lowered:
+            raise ConfigError(
+                f'document_schema: the column "{column}" differs only in case from'
+                f' "{lowered[column.lower()]}" of table {name}, which many readers do not tell'
+                " apart: call it otherwise"
+            )
+    return added
