@@ -185,6 +185,7 @@ NEEDS = {
     "dcp_rs/spark/source.py": "pyspark",
     "dcp_rs/replication/changes.py": "pyarrow",
     "dcp_rs/replication/core.py": "pyarrow",
+    "dcp_rs/replication/delta_rejects.py": "pyarrow",
     "dcp_rs/replication/postgres/refusals.py": "pyarrow",
     "dcp_rs/replication/reader.py": "pyarrow",
     "dcp_rs/replication/rejects.py": "pyarrow",

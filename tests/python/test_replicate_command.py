@@ -101,8 +101,7 @@ def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
         (("mysql://host/db",), "target: must begin with one of delta://"),
         ((f"duckdb://{tmp_path}/x", "--collections", "no.such"), "there is no"),
         ((f"duckdb://{tmp_path}/x", "--document-schema", "vbucket INT"), "vbucket"),
-        # An error of deltalake that has no class of its own.
-        ((f"delta://{tmp_path}/lake", "--document-schema", "x INT, X INT"), "Duplicate field name"),
+        ((f"delta://{tmp_path}/lake", "--document-schema", "x INT, X INT"), "are one column"),
     ]:
         process = start(*arguments)
         output, errors = process.communicate(timeout=60)

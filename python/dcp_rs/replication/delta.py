@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 import secrets
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dcp_rs.exceptions import CheckpointError
+from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
+from dcp_rs.replication.delta_states import DeltaStates
 from dcp_rs.replication.delta_table import DeltaTable
-from dcp_rs.replication.state import State
-from dcp_rs.replication.target import IDENTITY, check_use, make_folder, overtaken
+from dcp_rs.replication.target import IDENTITY, check_use, overtaken
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
 
-    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.delta_rejects import DeltaRejects
+    from dcp_rs.replication.state import Mode, State
     from dcp_rs.replication.target import Address, Commit
 
 _APPLICATION = "dcp_rs.replication"
-_STATES = "_dcp_rs"
-# A version is the number of the commit and this many random bits: an attempt that came to nothing
-# leaves a document that no other attempt writes over.
+# The version of a transaction is the number of the commit and this many random bits: an attempt
+# that came to nothing leaves a document that no other attempt writes over.
 _RANDOM_BITS = 20
+_SAME = " AND ".join(f"t.{name} = s.{name}" for name in IDENTITY)
 
 
 class DeltaTarget:
@@ -31,20 +33,28 @@ class DeltaTarget:
 
     Each commit has a transaction of the application `dcp_rs.replication`. Its version names the
     document in the folder `_dcp_rs` of the table that holds the state, and that was written and
-    synced before.
+    synced before. Rejects are in the table `<folder>_rejected`.
 
     Args:
         folder: Folder of the table; created if it does not exist.
 
     Raises:
+        ConfigError: deltalake takes the folder for another.
         ImportError: deltalake is not installed.
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    takes_rejects: ClassVar[bool] = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._folder = Path(folder)
-        self._table = DeltaTable(str(self._folder), _APPLICATION)
+        self._table = DeltaTable(os.fspath(folder), _APPLICATION)
+        if self._table.folder is None:
+            raise ConfigError("target: must be a folder: object stores are not supported")
+        self._folder: Path = self._table.folder
+        self._states = DeltaStates(self._folder)
+        self._rejects: DeltaRejects | None = None
+        # Whether the rows are not what the state says, and the next commit replaces them.
+        self._is_moved = False
 
     @classmethod
     def at(cls, address: Address) -> DeltaTarget:
@@ -58,59 +68,153 @@ class DeltaTarget:
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
-        make_folder(self._folder)
-        self._table.make(schema)
-        state = self._load()
+        from dcp_rs.replication.delta_rejects import DeltaRejects
+
+        self._table.is_log = mode == "log"
+        self._rejects = DeltaRejects(self._folder, is_log=mode == "log")
+        self._rejects.open()
+        if not self._table.find():
+            self._check_place()
+            self._table.make(schema)
+        transaction = self._table.version()
+        self._table.check(schema)
+        self._table.refused(schema.empty_table())
+        state = None if transaction is None else self._load(transaction)
         check_use(state, schema, mode)
         self._table.widen(schema)
-        return state
-
-    def _load(self) -> State | None:
-        version = self._table.version()
-        if version is None:
+        self._table.clean()
+        self._rejects.settle(state)
+        if state is None or transaction is None:
             return None
-        try:
-            return State.from_json((self._folder / _STATES / f"{version}.json").read_text())
-        except OSError as error:
-            raise CheckpointError(
-                f"the state that the table's last commit names cannot be read: {error.strerror}"
-            ) from error
+        self._is_moved = bool(state.moved)
+        # Numbers of commits go on from the newest, even if the state is that of an older one.
+        return replace(state, commits=transaction >> _RANDOM_BITS)
 
-    def commit(self, commit: Commit) -> None:
+    def _check_place(self) -> None:
+        """Checks that a table can be made in the folder without harm to files of others."""
+        if any((each / "_delta_log").exists() for each in self._folder.parents):
+            raise ConfigError(
+                f"target: folder {self._folder} is inside another Delta table, whose VACUUM would "
+                "remove its files: use another"
+            )
+        if self._folder.is_dir() and any(
+            each.name[0] not in "._" for each in self._folder.iterdir()
+        ):
+            raise ConfigError(
+                f"target: folder {self._folder} has files that dcp_rs did not write, which VACUUM "
+                "would remove: use another"
+            )
+
+    # ----- the state -----
+
+    def _load(self, transaction: int) -> State:
+        """Returns the state that belongs to the rows, or one that tells that there is none."""
+        state, moved = self._states.read(transaction), self._moved(transaction)
+        if state is None:
+            newest = self._states.newest()
+            if newest is None:
+                raise CheckpointError(
+                    f"the table's last commit names a state that is no longer in {self._folder}/"
+                    "_dcp_rs: restore that folder, or replicate to another table"
+                )
+            moved = moved or "its log is of another time than its states"
+            return replace(newest, moved=moved)
+        if not moved:
+            return state
+        if self._table.is_log and not self._table.has_files:
+            raise ConfigError(
+                f"target: table {self._folder} names files that are gone: run FSCK REPAIR TABLE, "
+                "or restore a version whose files are there"
+            )
+        return self._restored(transaction) or replace(state, moved=moved)
+
+    def _moved(self, transaction: int) -> str:
+        """Says what others did to the rows since a transaction."""
+        found = self._table.since(transaction)
+        if found.change is not None:
+            return str(found.change)
+        expected = None if found.is_complete else self._states.rows(transaction)
+        if expected is not None and self._table.rows != expected:
+            return f"it has {self._table.rows} rows instead of {expected}"
+        return ""
+
+    def _restored(self, transaction: int) -> State | None:
+        """Returns the state of the version that another writer has restored, if it is known."""
+        change = self._table.since(transaction).change
+        if change is None or change.restored is None:
+            return None
+        old = self._table.at(change.restored)
+        if old is None or old.files != self._table.files or not old.has_files:
+            return None
+        before = old.version()
+        if before is None:
+            return None
+        found = old.since(before)
+        return self._states.read(before) if found.is_complete and found.change is None else None
+
+    # ----- committing -----
+
+    def commit(self, commit: Commit) -> Commit | None:
         """See `dcp_rs.replication.Target.commit`."""
-        version = commit.state.commits << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
-        self._write_state(version, commit.state)
+        if self._rejects is None:
+            raise AssertionError("it is opened before")
+        rejects, given = self._rejects, commit
+        # On a conflict, the rows are written again, not the rejects.
+        applied: list[Commit] = []
 
         def is_due(before: int | None) -> bool:
             if (before or 0) >> _RANDOM_BITS != commit.state.commits - 1:
                 raise overtaken(str(self._folder))
             return True
 
-        write = partial(self._write, commit)
-        before = self._table.commit(version, write, is_due)
-        self._forget_states(before, version)
+        def write(properties: Any) -> None:
+            if not applied:
+                ready = self._rejecting(given)
+                rejects.write(ready)
+                applied.append(ready)
+            self._write(applied[0], properties)
+
+        # Version of the transaction.
+        number = commit.state.commits << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+        self._states.write(number, commit.state)
+        try:
+            self._table.commit(number, write, is_due, self._has_moved)
+        except BaseException:
+            if self._table.lacks(number):
+                self._states.remove(number)
+            raise
+        self._is_moved = False
+        self._states.keep(number, rows=self._table.rows)
+        return applied[0] if applied[0] is not given else None
+
+    def _rejecting(self, commit: Commit) -> Commit:
+        """Returns a commit without the rows that constraints of the table refuse."""
+        reasons = self._table.refused(commit.rows)
+        if commit.state.mode == "log":
+            for index, reason in reasons.items():
+                op = commit.rows["op"][index].as_py()
+                if op != "mutation":
+                    raise ConfigError(
+                        f"target: a log without a {op} would be wrong, and {reason}: drop it"
+                    )
+        return commit.rejecting(reasons)
+
+    def _has_moved(self, why: str) -> ConcurrentWriterError:
+        return ConcurrentWriterError(
+            f"table {self._folder} is not as it was left, since {why}: start again, and it is "
+            "loaded anew"
+        )
 
     def _write(self, commit: Commit, properties: Any) -> None:
+        if self._is_moved and commit.state.mode == "table":
+            # Rows that others added may double ours, and a merge would keep both.
+            self._table.overwrite(commit.rows, properties)
+            return
         is_append = commit.has_new_rows_only or self._table.is_empty
         if is_append and not commit.removals:
             self._table.append(commit.rows, properties)
             return
-        same = " AND ".join(f"t.{name} = s.{name}" for name in IDENTITY)
-        self._table.merge(commit.rows, commit.deletes, same, commit.removals, properties)
-
-    def _write_state(self, version: int, state: State) -> None:
-        folder = self._folder / _STATES
-        folder.mkdir(exist_ok=True)
-        with (folder / f"{version}.json").open("x") as file:
-            file.write(state.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-
-    def _forget_states(self, before: int | None, version: int) -> None:
-        """Removes the state documents that neither this nor the previous commit names."""
-        for path in (self._folder / _STATES).glob("*.json"):
-            if path.stem not in {str(before), str(version)}:
-                path.unlink(missing_ok=True)
+        self._table.merge(commit.rows, commit.deletes, _SAME, commit.removals, properties)
 
     def close(self) -> None:
         """Does nothing: no connection is kept."""

@@ -2,28 +2,58 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import re
+import secrets
+import shutil
 import time
+from functools import cached_property
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from dcp_rs._libraries import require, require_pyarrow
-from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.target import missing_columns, refuse_variants
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DcpError
+from dcp_rs.replication.delta_files import (
+    local_folder,
+    locked,
+    marking,
+    remove_unnamed,
+    written_since,
+)
+from dcp_rs.replication.delta_log import SEEN, DeltaLog
+from dcp_rs.replication.delta_schema import (
+    INDEX,
+    IS_DELETED,
+    LIBRARY,
+    check_names,
+    check_table,
+    constraints,
+    delta_schema,
+    fields_to_add,
+    nulls_refused,
+)
+from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
-LIBRARY = "deltalake"
+    from dcp_rs.replication.delta_log import Since
+
 # Property of the table that names the application which writes to it.
 _OWNER = "dcp_rs.application"
-# How long to retry a commit that conflicts with others, such as OPTIMIZE.
+# How long to retry a commit that conflicts with others, such as OPTIMIZE, and the pauses before.
 _PATIENCE = 30.0
-# A column of the source of a merge; no field of a document may have this name.
-_IS_DELETED = "_dcp_rs_is_deleted"
+_PAUSE = 0.05
+_LONGEST_PAUSE = 5.0
 _COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation)\b")
+# Where the rows of a table with constraints are checked, in the folder for what is no data.
+_SCRATCH = "_dcp_rs/check-"
+_VECTORS = "deletionVectors"
+# How deltalake begins to tell of rows that a constraint refuses.
+_INVALID = "Invalid data found"
 
 
 class DeltaTable:
@@ -33,19 +63,32 @@ class DeltaTable:
         location: Folder or URI of the table.
         application: Name of the transactions. No other application of dcp_rs may write to it.
         storage_options: Options of the object store, as `deltalake` has them.
+        is_log: Whether rows are only appended.
 
     Raises:
+        ConfigError: deltalake takes the folder for another.
         ImportError: deltalake is not installed.
     """
 
     def __init__(
-        self, location: str, application: str, storage_options: Mapping[str, str] | None = None
+        self,
+        location: str,
+        application: str,
+        storage_options: Mapping[str, str] | None = None,
+        *,
+        is_log: bool = False,
     ) -> None:
         self._deltalake = require("a Delta table", LIBRARY, "delta")
-        self.location = location
+        self.folder = local_folder(location)
+        self.location = location if self.folder is None else str(self.folder)
+        self.is_log = is_log
         self._application = application
         self._storage = None if storage_options is None else dict(storage_options)
         self._table: Any = None
+        # Version of the table up to which the commits of others were looked at.
+        self._seen = -1
+        # Version that the application's last commit made, if it was looked for.
+        self._last: int | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -53,29 +96,96 @@ class DeltaTable:
         return not self._table.file_uris()
 
     @property
+    def files(self) -> set[str]:
+        """Names of its files without folders, so far as is known."""
+        return {PurePosixPath(unquote(each)).name for each in self._table.file_uris()}
+
+    @property
+    def has_files(self) -> bool:
+        """Whether its files are there. VACUUM may have removed those of a version restored."""
+        return all(
+            Path(each).exists() or Path(unquote(each)).exists() for each in self._table.file_uris()
+        )
+
+    @property
+    def rows(self) -> int:
+        """Number of its rows, by the statistics of its files and by deletion vectors."""
+        found: int = self._table.count()
+        if _VECTORS not in (self._table.protocol().writer_features or ()):
+            return found
+        vectors = self._table.deletion_vectors().read_all()["selection_vector"].to_pylist()
+        return found - sum(list(each).count(False) for each in vectors)
+
+    @property
     def columns(self) -> list[str]:
         """Names of its columns, so far as is known."""
         return [field.name for field in self._table.schema().fields]
 
+    @property
+    def number(self) -> int:
+        """Number of its version, so far as is known."""
+        found: int = self._table.version()
+        return found
+
+    @property
+    def owner(self) -> str | None:
+        """The application that writes to it, if it is known."""
+        found: str | None = self._table.metadata().configuration.get(_OWNER)
+        return found
+
+    @cached_property
+    def _log(self) -> DeltaLog:
+        return DeltaLog(self.location, self._storage)
+
+    # ----- opening -----
+
     def find(self) -> bool:
-        """Looks for the table, or at what was added to it; whether it is there."""
+        """Looks for the table, or at what was added to it; whether it is there.
+
+        Raises:
+            ConfigError: It cannot be opened.
+        """
         delta = self._deltalake
-        if self._table is not None:
-            self._table.update_incremental()
-        elif delta.DeltaTable.is_deltatable(self.location, self._storage):
-            self._table = delta.DeltaTable(self.location, storage_options=self._storage)
+        try:
+            if self._table is not None:
+                self._table.update_incremental()
+            elif delta.DeltaTable.is_deltatable(self.location, self._storage):
+                self._table = delta.DeltaTable(self.location, storage_options=self._storage)
+        except self._errors as error:
+            raise ConfigError(
+                f"target: deltalake cannot open table {self.location}: {_line(error)}: repair it, "
+                "or use another"
+            ) from error
         return self._table is not None
 
     def make(self, schema: pa.Schema) -> None:
-        """Makes the table if it is not there."""
-        self._table = self._deltalake.DeltaTable.create(
-            self.location,
-            delta_schema(schema),
-            mode="ignore",
-            configuration={_OWNER: self._application},
-            storage_options=self._storage,
-            raise_if_key_not_exists=False,
-        )
+        """Makes the table if it is not there; if that fails, no folder is left.
+
+        Raises:
+            ConfigError: A column cannot be one of a Delta table, or the table cannot be made.
+        """
+        check_names(schema, is_log=self.is_log)
+        wanted = delta_schema(schema)
+        new = _first_new(self.folder)
+        failures: tuple[type[Exception], ...] = (*self._errors, ValueError)
+        try:
+            if self.folder is not None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+            self._table = self._deltalake.DeltaTable.create(
+                self.location,
+                wanted,
+                mode="ignore",
+                configuration={_OWNER: self._application},
+                storage_options=self._storage,
+                raise_if_key_not_exists=False,
+            )
+        except failures as error:
+            if new is not None:
+                shutil.rmtree(new, ignore_errors=True)
+            why = (isinstance(error, OSError) and error.strerror) or _line(error)
+            raise ConfigError(
+                f"target: the folder {self.location} cannot be created: {why}"
+            ) from error
 
     def version(self) -> int | None:
         """Returns the version of the application's last transaction; `None` before the first.
@@ -83,12 +193,11 @@ class DeltaTable:
         Raises:
             ConfigError: The table is another application's.
         """
-        owner = self._table.metadata().configuration.get(_OWNER)
         found: int | None = self._table.transaction_version(self._application)
-        if owner not in {None, self._application}:
+        if self.owner not in {None, self._application}:
             raise ConfigError(
-                f"target: table {self.location} belongs to {owner}, not to {self._application}: "
-                "use another table"
+                f"target: table {self.location} belongs to {self.owner}, not to "
+                f"{self._application}: use another table"
             )
         if found is None and not self.is_empty:
             raise ConfigError(
@@ -96,29 +205,66 @@ class DeltaTable:
             )
         return found
 
+    def check(self, schema: pa.Schema) -> None:
+        """Checks that rows of a schema can be written.
+
+        Raises:
+            ConfigError: They cannot; nothing was written.
+        """
+        check_names(schema, is_log=self.is_log)
+        check_table(self._table, schema, self.location, is_log=self.is_log)
+        self._missing(schema)
+
     def widen(self, schema: pa.Schema) -> None:
         """Adds the columns that the table lacks.
 
         Raises:
             ConfigError: A column has another type; nothing was written.
         """
+        missing = self._missing(schema)
+        try:
+            if missing:
+                self._table.alter.add_columns(missing)
+            if self.owner is None:
+                self._table.alter.set_table_properties(
+                    {_OWNER: self._application}, raise_if_not_exists=False
+                )
+        except self._errors as error:
+            raise self._typed(error, is_conflict=False) from error
+
+    def _missing(self, schema: pa.Schema) -> list[Any]:
         wanted = self._deltalake.Schema.from_arrow(delta_schema(schema)).fields
-        fields = {field.name: field for field in wanted}
-        missing = missing_columns(
-            {field.name: _type(field) for field in self._table.schema().fields},
-            {name: _type(field) for name, field in fields.items()},
-            self.location,
-        )
-        if missing:
-            self._table.alter.add_columns([fields[name] for name in missing])
-        if _OWNER not in self._table.metadata().configuration:
-            self._table.alter.set_table_properties(
-                {_OWNER: self._application}, raise_if_not_exists=False
+        return fields_to_add(self._table.schema().fields, wanted, self.location)
+
+    # ----- what others did -----
+
+    def since(self, transaction: int) -> Since:
+        """Looks for changes of rows by others since a transaction."""
+        self._seen = self.number
+        found = self._log.since(self.number, self._application, transaction)
+        self._last = found.version
+        return found
+
+    def at(self, version: int) -> DeltaTable | None:
+        """Returns the table as it was at a version, if its log is still there."""
+        old = DeltaTable(self.location, self._application, self._storage, is_log=self.is_log)
+        try:
+            old._table = self._deltalake.DeltaTable(
+                self.location, version=version, storage_options=self._storage
             )
+        except self._errors:
+            return None
+        return old
+
+    # ----- committing -----
 
     def commit(
-        self, version: int, write: Callable[[Any], None], is_due: Callable[[int | None], bool]
-    ) -> int | None:
+        self,
+        version: int,
+        write: Callable[[Any], None],
+        is_due: Callable[[int | None], bool],
+        moved: Callable[[str], DcpError] | None = None,
+    ) -> None:
         """Makes a commit with a transaction of this version.
 
         Args:
@@ -126,37 +272,163 @@ class DeltaTable:
             write: Writes the rows, with the properties of the commit. Called again if another
                 commit was made meanwhile.
             is_due: Says, of the version of the last transaction, whether this one is to be made.
+            moved: Gives the error for a change of rows that another writer has made.
 
-        Returns:
-            The version of the transaction before.
+        Raises:
+            ConcurrentWriterError: Another process of dcp_rs commits to the table.
+            ConfigError: The table refuses the commit.
+            DcpError: It cannot be written.
         """
-        transaction = self._deltalake.Transaction(self._application, version)
-        properties = self._deltalake.CommitProperties(app_transactions=[transaction])
-        deadline = time.monotonic() + _PATIENCE
+        try:
+            with locked(self.folder, _PATIENCE) as is_locked:
+                self._commit(version, write, is_due, moved, is_locked=is_locked)
+        except BlockingIOError as error:
+            raise overtaken(self.location) from error
+
+    def _commit(
+        self,
+        version: int,
+        write: Callable[[Any], None],
+        is_due: Callable[[int | None], bool],
+        moved: Callable[[str], DcpError] | None,
+        *,
+        is_locked: bool,
+    ) -> None:
+        deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
         while True:
-            self._table.update_incremental()
+            self.find()
             before = self.version()
             if not is_due(before):
-                return before
+                return
+            seen = self.number
+            if moved is not None and before is not None and seen != self._seen:
+                self._refuse_changes(before, self._seen + 1, moved)
             try:
-                write(properties)
+                write(self._properties(version, seen))
                 # Without changed rows, the operation makes no commit.
-                if self._table.transaction_version(self._application) != version:
-                    self.append(self._table.schema().to_arrow(), properties)
-            except self._deltalake.exceptions.CommitFailedError:
-                if time.monotonic() > deadline:
-                    raise
-                continue
-            return before
+                if not self._has(version):
+                    self.append(self._table.schema().to_arrow(), self._properties(version, seen))
+            except BaseException as error:  # noqa: BLE001 - raised again after cleaning up
+                if is_locked:
+                    self._clean(seen)
+                # What follows a commit, such as a checkpoint of the log, may fail as well.
+                if not (isinstance(error, self._errors) and self._is_made(version)):
+                    is_conflict = isinstance(error, self._conflict) and self.number != seen
+                    if not is_conflict or time.monotonic() + pause > deadline:
+                        raised = self._typed(error, is_conflict=is_conflict)
+                        raise raised from (None if raised is error else error)
+                    time.sleep(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+                    continue
+            if moved is not None and self.number > seen + 1:
+                self._refuse_changes(version, 0, moved)
+            self._seen = self.number
+            return
+
+    def _properties(self, version: int, seen: int) -> Any:
+        delta = self._deltalake
+        return delta.CommitProperties(
+            app_transactions=[delta.Transaction(self._application, version)],
+            custom_metadata={SEEN: seen},
+        )
+
+    def lacks(self, transaction: int) -> bool:
+        """Whether it is certain that a transaction is not the application's newest."""
+        with contextlib.suppress(*self._errors):
+            return not self._has(transaction)
+        return False
+
+    def _has(self, transaction: int) -> bool:
+        self._table.update_incremental()
+        return bool(self._table.transaction_version(self._application) == transaction)
+
+    def _is_made(self, transaction: int) -> bool:
+        with contextlib.suppress(*self._errors):
+            return self._has(transaction)
+        return False
+
+    def _refuse_changes(
+        self, transaction: int, oldest: int, moved: Callable[[str], DcpError]
+    ) -> None:
+        found = self._log.since(self.number, self._application, transaction, oldest=oldest)
+        if found.change is not None:
+            raise moved(str(found.change))
+        if not found.is_complete:
+            raise moved("commits of others are no longer in its log")
+
+    @property
+    def _conflict(self) -> type[Exception]:
+        found: type[Exception] = self._deltalake.exceptions.CommitFailedError
+        return found
+
+    @property
+    def _errors(self) -> tuple[type[Exception], ...]:
+        """What deltalake raises; errors of Arrow in its code have no class of their own."""
+        known = self._deltalake.exceptions
+        return (known.DeltaError, OSError, require_pyarrow("a Delta table").ArrowException)
+
+    def _typed(self, error: BaseException, *, is_conflict: bool) -> BaseException:
+        """Returns what to raise for an error."""
+        if isinstance(error, DcpError) or not isinstance(error, self._errors):
+            return error
+        known = self._deltalake.exceptions
+        table, why = f"table {self.location}", _line(error)
+        if is_conflict:
+            return ConcurrentWriterError(
+                f"{table} was committed to by others for too long: {why}: try again later"
+            )
+        if _INVALID in str(error):
+            # The rest of the text has the rows.
+            error.args = (why,)
+            return ConfigError(
+                f"target: {table} refuses rows: {why}: drop its constraint, or use another table"
+            )
+        refusals = (known.CommitFailedError, known.SchemaMismatchError, known.DeltaProtocolError)
+        if isinstance(error, refusals):
+            return ConfigError(
+                f"target: {table} refuses a commit: {why}: alter it, or use another table"
+            )
+        return DcpError(f"{table} cannot be written: {why}: the next start resumes")
+
+    # ----- files -----
+
+    def clean(self) -> None:
+        """Removes the files of commits that were not finished, unless a commit is in progress."""
+        with contextlib.suppress(BlockingIOError), locked(self.folder, 0.0) as is_locked:
+            if is_locked and self.folder is not None:
+                self._clean(self.number if self._last is None else self._last)
+                for left in self.folder.glob(f"{_SCRATCH}*"):
+                    shutil.rmtree(left, ignore_errors=True)
+
+    def _clean(self, version: int) -> None:
+        """Removes files of ours that were written after a version and that none names."""
+        if self.folder is None:
+            return
+        with contextlib.suppress(*self._errors):
+            files = written_since(self.folder, version)
+            if files:
+                self._table.update_incremental()
+                named = self._log.named(version, self.number)
+                remove_unnamed(files, named | self.files)
+
+    # ----- writing -----
 
     def append(self, rows: pa.Table | pa.Schema, properties: Any) -> None:
         """Appends rows; or none, of a schema."""
+        self._write(rows, "append", properties)
+
+    def overwrite(self, rows: pa.Table, properties: Any) -> None:
+        """Has rows take the place of all that are there."""
+        self._write(rows, "overwrite", properties)
+
+    def _write(self, rows: pa.Table | pa.Schema, mode: str, properties: Any) -> None:
         pa = require_pyarrow("a Delta table")
         if not isinstance(rows, pa.Table):
             rows = pa.schema(rows).empty_table()
         self._deltalake.write_deltalake(
-            self._table, rows.cast(delta_schema(rows.schema)), mode="append",
+            self._table, rows.cast(delta_schema(rows.schema)), mode=mode,
             commit_properties=properties, schema_mode="merge",
+            writer_properties=marking(self._deltalake),
         )  # fmt: skip
         self._table.update_incremental()
 
@@ -184,46 +456,77 @@ class DeltaTable:
                 source_alias="s",
                 target_alias="t",
                 commit_properties=properties,
+                writer_properties=marking(self._deltalake),
             )
-            .when_matched_delete(f"s.{_IS_DELETED}")
-            .when_matched_update_all(except_cols=[_IS_DELETED])
-            .when_not_matched_insert_all(f"NOT s.{_IS_DELETED}", except_cols=[_IS_DELETED])
+            .when_matched_delete(f"s.{IS_DELETED}")
+            .when_matched_update_all(except_cols=[IS_DELETED])
+            .when_not_matched_insert_all(f"NOT s.{IS_DELETED}", except_cols=[IS_DELETED])
         )
         if removals:
             gone = _COLUMNS.sub(r"t.\1", " OR ".join(f"({each})" for each in removals))
             merge = merge.when_not_matched_by_source_delete(gone)
         merge.execute()
 
+    # ----- reading -----
 
-def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """Returns a schema in types that the table can have, every column nullable.
+    def read(self, columns: Sequence[str]) -> pa.Table:
+        """Reads columns of all rows."""
+        return self._query(self._table, f"SELECT {', '.join(columns)} FROM t")  # noqa: S608 - own names
 
-    Raises:
-        ConfigError: A column is a VARIANT.
-    """
-    pa = require_pyarrow("a Delta table")
-    refuse_variants(schema, LIBRARY)
-    return pa.schema([_known(field).with_nullable(True) for field in schema])
+    def refused(self, rows: pa.Table) -> dict[int, str]:
+        """Returns the indices of rows that constraints of the table refuse, with the reason.
+
+        Raises:
+            ConfigError: A constraint cannot be evaluated.
+        """
+        found = nulls_refused(self._table, rows)
+        conditions = constraints(self._table)
+        if not conditions or self.folder is None:
+            return found
+        pa = require_pyarrow("a Delta table")
+        index = pa.field(INDEX, pa.int64())
+        schema = delta_schema(pa.schema(self._table.schema().to_arrow())).append(index)
+        numbered = rows.cast(delta_schema(rows.schema)).append_column(
+            index, pa.array(range(len(rows)), index.type)
+        )
+        folder = self.folder / f"{_SCRATCH}{secrets.token_hex(8)}"
+        try:
+            table = self._deltalake.DeltaTable.create(str(folder), schema)
+            self._deltalake.write_deltalake(table, numbered, mode="append", schema_mode="merge")
+            table.update_incremental()
+            for name, condition in conditions.items():
+                query = f"SELECT {INDEX} FROM t WHERE ({condition}) IS NOT TRUE"  # noqa: S608 - the table's own
+                for refused in self._query(table, query)[INDEX].to_pylist():
+                    found[refused] = f"the constraint {name} of the table refuses it"
+        except self._errors as error:
+            raise ConfigError(
+                f"target: table {self.location} has a constraint that deltalake cannot evaluate: "
+                f"{_line(error)}: drop it, or use another table"
+            ) from error
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
+        return found
+
+    def _query(self, table: Any, query: str) -> pa.Table:
+        pa = require_pyarrow("a Delta table")
+        return pa.table(self._deltalake.QueryBuilder().register("t", table).execute(query))
 
 
-def _known(field: pa.Field) -> pa.Field:
-    pa = require_pyarrow("a Delta table")
-    kind = field.type
-    if pa.types.is_timestamp(kind) and kind.tz is not None:
-        kind = pa.timestamp(kind.unit, "UTC")
-    elif pa.types.is_map(kind):
-        kind = pa.map_(_known(kind.key_field), _known(kind.item_field))
-    elif pa.types.is_list(kind):
-        kind = pa.list_(_known(kind.value_field))
-    elif pa.types.is_struct(kind):
-        kind = pa.struct([_known(each) for each in kind])
-    return field.with_type(kind)
+def _line(error: BaseException) -> str:
+    """Returns the first line of an error's text."""
+    return next(iter(str(error).splitlines()), type(error).__name__).strip().rstrip(".")
 
 
-def _type(field: Any) -> str:
-    """Returns the type of a field as normalized JSON text."""
-    kind = json.loads(field.to_json())["type"]
-    return kind if isinstance(kind, str) else json.dumps(kind, sort_keys=True)
+def _first_new(folder: Path | None) -> Path | None:
+    """Returns the first folder that has to be made for a table."""
+    if folder is None:
+        return None
+    log = folder / "_delta_log"
+    return next(
+        (each for each in [*reversed(folder.parents), folder, log] if not each.exists()), None
+    )
 
 
 def _source(rows: pa.Table, deletes: pa.Table) -> pa.Table:
@@ -240,7 +543,7 @@ def _source(rows: pa.Table, deletes: pa.Table) -> pa.Table:
         schema=written.schema,
     )
     parts = [
-        part.append_column(_IS_DELETED, pa.array([is_deleted] * len(part), pa.bool_()))
+        part.append_column(IS_DELETED, pa.array([is_deleted] * len(part), pa.bool_()))
         for part, is_deleted in ((written, False), (removed, True))
     ]
     return pa.concat_tables(parts)

@@ -14,7 +14,8 @@ from dcp_rs._libraries import require
 from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
-from dcp_rs.replication.delta_table import LIBRARY, DeltaTable
+from dcp_rs.replication.delta_schema import LIBRARY
+from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark.errors import options_as_written
 

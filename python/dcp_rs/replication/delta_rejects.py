@@ -1,0 +1,141 @@
+"""The rejects of a Delta table, in a table of their own."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs.replication import rejects
+from dcp_rs.replication.delta_table import DeltaTable
+from dcp_rs.replication.target import IDENTITY
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from dcp_rs.replication.state import State
+    from dcp_rs.replication.target import Commit
+
+_APPLICATION = "dcp_rs.replication.rejects"
+_SAME = " AND ".join(f"t.{name} = s.{name}" for name in IDENTITY)
+
+
+class DeltaRejects:
+    """A Delta table for changes that cannot be rows, made when there is one.
+
+    Each commit to it comes before that of the rows, with a transaction of the same number.
+
+    Args:
+        folder: Folder of the table of rows.
+        is_log: Whether rejects are only appended.
+    """
+
+    def __init__(self, folder: Path, *, is_log: bool) -> None:
+        self._is_log = is_log
+        self._table = DeltaTable(f"{folder}{rejects.SUFFIX}", _APPLICATION, is_log=is_log)
+        self._is_there = False
+        # Identities of its rows, if they are known.
+        self._identities: pa.Table | None = None
+        self._read_at = 0
+
+    def open(self) -> None:
+        """Looks for the table.
+
+        Raises:
+            ConfigError: Another table or file has its name.
+        """
+        folder = self._table.folder
+        if folder is None:
+            raise AssertionError("replicate writes to folders only")
+        is_folder = folder.is_dir()
+        is_taken = any(folder.iterdir()) if is_folder else os.path.lexists(folder)
+        self._is_there = is_folder and is_taken and self._table.find()
+        if is_taken and not (self._is_there and self._table.owner == _APPLICATION):
+            raise rejects.name_taken(str(folder))
+        if self._is_there:
+            self._table.check(rejects.SCHEMA)
+
+    def settle(self, state: State | None) -> None:
+        """Removes what was written for a commit that was not made.
+
+        Args:
+            state: State of the rows, or `None` before the first commit.
+        """
+        number = 0 if state is None else state.commits
+        if not self._is_there or (self._table.version() or 0) <= number:
+            return
+        rows = self._read(rejects.SCHEMA.names)
+        kept = rows.slice(0, 0) if state is None else rows.filter(_is_before(rows, state))
+        self._commit(number, lambda properties: self._table.overwrite(kept, properties))
+
+    def write(self, commit: Commit) -> None:
+        """Writes the rejects of a commit, and removes what the commit has settled."""
+        if not self._is_there:
+            if not len(commit.rejects):
+                return
+            self._table.make(rejects.SCHEMA)
+            self._is_there = True
+        new = commit.rejects
+        if self._is_log:
+            if len(new):
+                self._commit(
+                    commit.state.commits, lambda properties: self._table.append(new, properties)
+                )
+            return
+        settled = self._among(commit.settled)
+        if len(settled) and len(new):
+            settled = settled.join(new.select(IDENTITY), list(IDENTITY), join_type="left anti")
+        has_removals = bool(commit.removals) and bool(len(self._known()))
+        if len(new) or len(settled) or has_removals:
+            self._commit(
+                commit.state.commits,
+                lambda properties: self._table.merge(
+                    new, settled, _SAME, commit.removals, properties
+                ),
+            )
+
+    def _commit(self, number: int, write: Any) -> None:
+        self._identities = None
+        self._table.commit(number, write, lambda _: True)
+
+    def _known(self) -> pa.Table:
+        self._table.find()
+        if self._identities is None or self._table.number != self._read_at:
+            self._read_at = self._table.number
+            self._identities = self._read(IDENTITY)
+        return self._identities
+
+    def _read(self, columns: Sequence[str]) -> pa.Table:
+        found = self._table.read(columns)
+        return pa.table(
+            {name: found[name].cast(rejects.SCHEMA.field(name).type) for name in columns}
+        )
+
+    def _among(self, settled: pa.Table) -> pa.Table:
+        """Returns the identities that rejects have."""
+        known = self._known()
+        if not len(known) or not len(settled):
+            return settled.slice(0, 0)
+        return settled.join(known, list(IDENTITY), join_type="left semi")
+
+
+def _is_before(rows: pa.Table, state: State) -> pa.ChunkedArray:
+    """Whether rejects are not newer than a state."""
+    positions = state.checkpoint.positions
+    last = max([*positions, 0]) + 1
+    epochs, seqnos = [-1] * (last + 1), [-1] * (last + 1)
+    for vbucket, position in positions.items():
+        epochs[vbucket], seqnos[vbucket] = position.epoch, position.seqno
+    place = pc.min_element_wise(rows["vbucket"], last).cast(pa.int32()).combine_chunks()
+    epoch = pa.array(epochs, pa.int64()).take(place)
+    seqno = pa.array(seqnos, pa.int64()).take(place)
+    is_read = pc.or_(
+        pc.less(rows["epoch"], epoch),
+        pc.and_(pc.equal(rows["epoch"], epoch), pc.less_equal(rows["seqno"], seqno)),
+    )
+    is_older = pc.less(rows["generation"], state.generation)
+    return pc.or_(is_older, pc.and_(pc.equal(rows["generation"], state.generation), is_read))
