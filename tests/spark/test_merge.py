@@ -222,6 +222,85 @@ def test_the_example_takes_over_what_is_new(kept, tmp_path, capsys, monkeypatch)
     assert capsys.readouterr().out.splitlines() == printed
 
 
+@pytest.mark.parametrize("move", ["delete", "restore", "append"])
+def test_a_table_that_others_changed_is_refused_before_anything_is_written(kept, move):
+    kept.write(0, 60, 1)
+    kept.run()
+    kept.write(0, 60, 2)
+    kept.run()
+    if move == "delete":
+        kept.delta().delete("n = 2")
+    elif move == "restore":
+        kept.delta().restore(1)
+    else:
+        deltalake.write_deltalake(str(kept.location), pa.table({"key": ["a"]}), mode="append",
+                                  schema_mode="merge")  # fmt: skip
+    before = kept.delta().version()
+    kept.write(0, 60, 3)
+    told = r"not as this query left it, since another writer made version 3 .*: start a new table"
+    with pytest.raises(Exception, match=told):
+        kept.run()
+    assert kept.delta().version() == before
+
+
+def test_a_table_is_maintained_beside_the_query(kept):
+    kept.write(0, 60, 1)
+    kept.run()
+    kept.delta().alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
+    kept.delta().optimize.compact()
+    kept.delta().create_checkpoint()
+    kept.delta().cleanup_metadata()
+    kept.delta().vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False)
+    kept.write(30, 60, 2)
+    kept.run()
+    assert kept.table() == kept.truth()
+
+
+def test_a_refusal_of_the_table_ends_the_query_at_once(kept):
+    kept.write(0, 60, 1)
+    kept.run()
+    files = set(kept.location.glob("*.parquet"))
+    kept.write(0, 60, 2)
+    kept.delta().alter.add_constraint({"old": "n < 2"})
+    with pytest.raises(Exception, match=r"refuses rows: .*: drop its constraint"):
+        kept.run()
+    kept.delta().alter.drop_constraint("old")
+    kept.delta().alter.set_table_properties({"delta.appendOnly": "true"})
+    with pytest.raises(Exception, match="is append-only"):
+        kept.run()
+    assert set(kept.location.glob("*.parquet")) == files
+    kept.delta().alter.set_table_properties({"delta.appendOnly": "false"})
+    kept.run()
+    assert kept.table() == kept.truth()
+
+
+def test_rows_that_cannot_be_merged_are_refused(kept, tmp_path):
+    kept.write(0, 60, 1)
+    for column, told in {
+        "NULL::string AS key": "merge_into: key is null in a row",
+        "1 AS key": "merge_into: key must have the types of the source",
+        "'x' AS vbucket": "merge_into: vbucket must have the types",
+        "'upsert' AS op": "merge_into: op must be one of mutation, deletion",
+        "n AS `a``b`": "has a backtick",
+        "n AS N, n AS m": "are one column to a Delta table",
+    }.items():
+
+        def change(batch, batch_id, column=column):
+            name = column.split()[-1]
+            kept.sink(
+                batch.selectExpr(
+                    *[f"`{each}`" for each in batch.columns if each != name], *column.split(", ")
+                ),
+                batch_id,
+            )
+
+        with pytest.raises(Exception, match=told):
+            kept.run(change)
+        assert not kept.location.exists()
+    with pytest.raises(ConfigError, match="deltalake does not take the name of the folder"):
+        dcp_rs.spark.merge_into(tmp_path / "a%20b")
+
+
 def test_what_it_needs_is_asked_for(kept, spark):
     with pytest.raises(Exception, match="columns: merge_into needs scope, epoch as well"):
         kept.run(columns="op,key,collection,vbucket,seqno,n", documentSchema="n INT")

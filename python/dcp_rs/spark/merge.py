@@ -14,6 +14,7 @@ from dcp_rs._libraries import require
 from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
+from dcp_rs.replication.delta_files import local_folder
 from dcp_rs.replication.delta_schema import LIBRARY
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dcp_rs")
 
 _IDENTITY = ("scope", "collection", "key")
-_NEEDED = ("op", *_IDENTITY, "vbucket", "epoch", "seqno")
+_NUMBERS = ("vbucket", "epoch", "seqno")
+_NEEDED = ("op", *_IDENTITY, *_NUMBERS)
+_OPS = ("mutation", "deletion", "expiration", "rollback")
 # Scope and collection are null in clusters without collections.
 _SAME = (
     "t.key = s.key AND (t.scope IS NOT DISTINCT FROM s.scope)"
@@ -42,6 +45,8 @@ class MergeInto:
 
     def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
         require("merge_into", LIBRARY, "delta")
+        # To refuse a folder that cannot be one before there is a batch.
+        local_folder(location)
         self._location = location
         self._storage_options = storage_options
         self._query = ""
@@ -75,6 +80,7 @@ class MergeInto:
             _log.info("%s has batch %d of query %s", self._location, batch_id, self._query)
             return
         changes = batch.toArrow()
+        _check_rows(changes)
         removals = _removals(changes)
         rows = changes.drop_columns("op")
         if not table.find():
@@ -91,9 +97,27 @@ class MergeInto:
                 f"{option}: lacks {', '.join(lost)}, which table {self._location} has and which "
                 "would no longer be updated: keep it, or start a new table with a new checkpoint"
             )
+        table.check(rows.schema)
+        self._check_unmoved(table)
         table.widen(rows.schema)
         write = partial(_write, table, _newest(changes), removals)
-        table.commit(batch_id, write, is_due)
+        table.commit(batch_id, write, is_due, self._has_moved)
+
+    def _check_unmoved(self, table: DeltaTable) -> None:
+        """Checks that no other writer has changed rows since the last batch.
+
+        Raises:
+            ConfigError: One has. This batch and those after it would not bring the rows back.
+        """
+        last = table.version()
+        if last is not None and (change := table.since(last).change) is not None:
+            raise self._has_moved(str(change))
+
+    def _has_moved(self, why: str) -> ConfigError:
+        return ConfigError(
+            f"merge_into: table {self._location} is not as this query left it, since {why}: start "
+            "a new table with a new checkpoint"
+        )
 
     def _is_due(self, batch_id: int, before: int | None) -> bool:
         """Whether to write a batch, given the last one in the table."""
@@ -114,6 +138,25 @@ def _query_of(batch: DataFrame) -> str:
             "merge_into: works only in foreachBatch of a streaming query, without Spark Connect"
         )
     return query
+
+
+def _check_rows(changes: pa.Table) -> None:
+    """Checks that a batch has rows of the source, which the query may have changed.
+
+    Raises:
+        ConfigError: A row cannot be merged.
+    """
+    kinds = {name: changes.schema.field(name).type for name in _NEEDED}
+    wrong = [name for name in _NUMBERS if not pa.types.is_integer(kinds[name])]
+    if not (pa.types.is_string(kinds["key"]) or pa.types.is_binary(kinds["key"])):
+        wrong.append("key")
+    if wrong:
+        raise ConfigError(f"merge_into: {', '.join(wrong)} must have the types of the source")
+    if not pc.all(pc.is_in(changes["op"], pa.array(_OPS)), min_count=0).as_py():
+        raise ConfigError(f"merge_into: op must be one of {', '.join(_OPS)} in every row")
+    is_keyless = pc.and_(pc.is_null(changes["key"]), pc.not_equal(changes["op"], "rollback"))
+    if pc.any(is_keyless, min_count=0).as_py():
+        raise ConfigError("merge_into: key is null in a row, which could not be found again")
 
 
 def _removals(changes: pa.Table) -> list[str]:
