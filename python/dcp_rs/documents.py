@@ -83,6 +83,8 @@ def _fields(fields: pa.Schema | pa.StructType, path: str) -> str:
 
 
 def _field(field: pa.Field, path: str) -> str:
+    if "\0" in field.name:
+        raise ConfigError(f"{_OPTION}: a name has a NUL, which no column can have")
     name = field.name.replace("`", "``")
     return f"`{name}` {_element(field, path + field.name)}"
 

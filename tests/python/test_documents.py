@@ -149,6 +149,7 @@ def test_an_arrow_schema_that_documents_cannot_have_is_refused():
         (pa.schema([("a", pa.list_(pa.large_string()))]), r"a\[\] is large_string"),
         (pa.schema([("a", pa.timestamp("ms"))]), "timestamp"),
         (pa.schema([("a", pa.struct([inner]))]), "a.x must be nullable"),
+        (pa.schema([("a\0b", pa.int32())]), "a name has a NUL"),
         (pa.schema([("a", pa.map_(pa.int32(), pa.int32()))]), "MAP<STRING, type>"),
         (pa.schema([]), "expected a name"),
         (5, "must be text or a pyarrow.Schema"),

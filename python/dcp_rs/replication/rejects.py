@@ -163,5 +163,5 @@ def name_taken(table: str) -> ConfigError:
     """Returns the error for another table that has the name of the table of rejects."""
     return ConfigError(
         f"target: {table} is where changes go that cannot be written, and it is another table: "
-        "rename it, choose another target, or set on_error to fail"
+        "rename it, or choose another target"
     )
