@@ -17,6 +17,9 @@ use crate::{Chain, Credentials, Error, ErrorKind};
 /// How long to wait for a seed before the next one is tried as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
 
+/// Longest pause before a node is tried again that is starting or busy.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// How long to wait for the SRV records of a name that has an address.
 const HOST_PATIENCE: Duration = Duration::from_millis(500);
 
@@ -103,7 +106,7 @@ impl Connector {
                 tried => return tried,
             };
             failures.failed(address, &error);
-            let pause = Backoff::SHORT.wait(attempts, &mut randomness);
+            let pause = Backoff::SHORT.wait(attempts, &mut randomness).min(LONGEST_PAUSE);
             if Instant::now() + pause >= deadline {
                 return Err(error);
             }

@@ -286,10 +286,8 @@ async fn a_refusal_that_stays_temporary_ends_with_its_status_when_time_is_up() {
             assert_eq!((error.kind(), error.status()), (ErrorKind::Status, Some(status)), "{case}");
             assert_consistent(&error, &case);
             let waited = begun.elapsed();
-            assert!(
-                waited > CONNECT_TIMEOUT / 4 && waited <= CONNECT_TIMEOUT,
-                "{case}: {waited:?}"
-            );
+            assert!(waited > CONNECT_TIMEOUT.mul_f64(0.9), "{case}: {waited:?}");
+            assert!(waited <= CONNECT_TIMEOUT, "{case}: {waited:?}");
             producer.set_faults(Vec::new()).unwrap();
         }
         let client = connect(&producer).await.unwrap();
