@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import dcp_rs
+import dcp_rs.spark
 from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
 
 ERRORS = Path(__file__).parents[2] / "docs/reference/errors.md"
@@ -140,6 +141,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "Client": dcp_rs.Client,
         "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,
+        "Rows": dcp_rs.spark.MapInArrowTask,
         "EmbeddedCluster": dcp_rs.testing.EmbeddedCluster,
         "Schema": dcp_rs.Schema,
     }
