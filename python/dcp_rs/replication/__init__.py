@@ -22,7 +22,7 @@ import threading
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal
 
-from dcp_rs import _checks
+from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
@@ -90,6 +90,7 @@ def open_target(url: str) -> Target:
     return target
 
 
+@_keywords.checked
 def replicate(
     client: Client,
     target: str | Target,
@@ -181,7 +182,7 @@ def replicate(
         )
     if mode not in list(chosen.modes):
         raise ConfigError(
-            f"mode: this target does not support {mode!r}, only {', '.join(sorted(chosen.modes))}"
+            f"mode: must be {' or '.join(sorted(chosen.modes))} for this target, not {mode}"
         )
     takes_rejects = getattr(chosen, "takes_rejects", False)
     if on_error == "reject" and not takes_rejects:

@@ -197,7 +197,10 @@ class DeltaTarget:
                     raise ConfigError(
                         f"target: a log without a {op} would be wrong, and {reason}: drop it"
                     )
-        return commit.rejecting(reasons)
+        # It needs PyArrow, which a target is created without.
+        from dcp_rs.replication.rejects import rejecting
+
+        return rejecting(commit, reasons)
 
     def _has_moved(self, why: str) -> ConcurrentWriterError:
         return ConcurrentWriterError(

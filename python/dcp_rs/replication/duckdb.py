@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
-from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken, nested_beyond, refused_rows
+from dcp_rs.replication.rejects import (
+    SCHEMA,
+    SUFFIX,
+    name_taken,
+    nested_beyond,
+    refused_rows,
+    rejecting,
+)
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     IDENTITY,
@@ -356,7 +363,7 @@ class DuckDBTarget:
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
-        commit = commit.rejecting(self._too_deep(commit))
+        commit = rejecting(commit, self._too_deep(commit))
         while True:
             try:
                 self._retrying(partial(self._apply, commit))
@@ -365,7 +372,7 @@ class DuckDBTarget:
                 if not refused:
                     raise
                 try:
-                    commit = commit.rejecting(refused)
+                    commit = rejecting(commit, refused)
                 except DataError as failure:
                     raise failure from error
             else:

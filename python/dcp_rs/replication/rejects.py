@@ -79,7 +79,15 @@ def refuse(rejects: pa.Table, on_error: OnError) -> None:
 
 
 def rejecting(commit: Commit, reasons: Mapping[int, str]) -> Commit:
-    """Returns a commit with some of its rows as rejects; see `Commit.rejecting`."""
+    """Returns a commit with some rows as rejects; in a table, their older rows are removed.
+
+    Args:
+        commit: The commit, of which nothing may have been written.
+        reasons: Why a row cannot be written, by its index in `commit.rows`.
+
+    Raises:
+        DataError: `commit.on_error` is `fail`.
+    """
     if not reasons:
         return commit
     indices = sorted(reasons)

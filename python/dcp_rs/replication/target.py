@@ -43,7 +43,8 @@ class Commit:
         rejects: Changes that cannot be rows, with the columns of `rejects.SCHEMA`.
         settled: Identities, with the key as bytes, of all documents that the commit is about.
         documents: The document of each row as bytes.
-        on_error: Whether a change that cannot be a row is rejected, or ends the replication.
+        on_error: Whether a change that cannot be a row is rejected, or ends the replication. Use
+            `dcp_rs.replication.rejects.rejecting` for rows that the target refuses.
     """
 
     rows: pa.Table = field(repr=False)
@@ -55,19 +56,6 @@ class Commit:
     settled: pa.Table = field(repr=False)
     documents: pa.ChunkedArray = field(repr=False)
     on_error: OnError = "reject"
-
-    def rejecting(self, reasons: Mapping[int, str]) -> Commit:
-        """Returns the commit with some rows as rejects; in a table, their older rows are removed.
-
-        Args:
-            reasons: Why a row cannot be written, by its index in `rows`.
-
-        Raises:
-            DataError: `on_error` is `fail`. Nothing of the commit may have been written.
-        """
-        from dcp_rs.replication.rejects import rejecting
-
-        return rejecting(self, reasons)
 
 
 class Target(Protocol):

@@ -27,6 +27,7 @@ mod moments;
 mod notes;
 mod numbers;
 mod partial;
+mod reader;
 mod skip;
 mod tally;
 mod variant;

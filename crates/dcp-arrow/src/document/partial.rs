@@ -5,9 +5,9 @@ use std::collections::HashMap;
 use jiter::{Jiter, Peek};
 
 use super::builders::{Builder, Objects};
-use super::decoder::Reader;
 use super::malformed::{Malformed, Problem, Result};
 use super::notes::{Notes, Step};
+use super::reader::Reader;
 use super::skip::{HALF, skip};
 use super::{Field, Kind};
 

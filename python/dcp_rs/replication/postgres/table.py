@@ -196,11 +196,11 @@ class Table:
             DataError: It refused one, and `on_error` is `fail`.
         """
         self._staged.clear()
-        commit = commit.rejecting(refusals.with_nul(commit.rows))
+        commit = rejects.rejecting(commit, refusals.with_nul(commit.rows))
         for condition in commit.removals:
             self._remove(f"WHERE {condition}")
         self._remove_documents(commit.deletes)
-        commit = commit.rejecting(self._write_rows(commit))
+        commit = rejects.rejecting(commit, self._write_rows(commit))
         self._write_rejects(commit)
         return commit
 
