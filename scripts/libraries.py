@@ -22,7 +22,9 @@ ROOT = Path(__file__).resolve().parents[1]
 UV = ROOT / ".state" / "build-venv" / "bin" / "uv"
 
 _READING = ("test_batches", "test_documents", "test_rows", "test_command_export")
-_TARGETS = ("test_replication", "test_replication_targets", "test_replication_values")
+_TARGETS = (
+    "test_replication", "test_replication_targets", "test_replication_values", "test_target_*"
+)  # fmt: skip
 _COMMANDS = ("test_command_rows", "test_command_terminal")
 TESTS = {
     "adbc-driver-postgresql": _TARGETS,
@@ -37,7 +39,7 @@ TESTS = {
     "pyiceberg": _TARGETS,
     "rich": _COMMANDS,
 }
-"""Files of tests/python that use each library."""
+"""Files of tests/python that use each library, as patterns."""
 
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
@@ -48,7 +50,8 @@ NO_SPARK = "pyspark\n"
 def arguments_for(library: str | None) -> list[str]:
     """Returns the arguments of pytest for a library, or for all."""
     chosen = TESTS[library] if library else ("test_libraries", *chain(*TESTS.values()))
-    return [*OPTIONS, *(f"tests/python/{each}.py" for each in dict.fromkeys(chosen))]
+    found = [sorted(ROOT.glob(f"tests/python/{each}.py")) for each in dict.fromkeys(chosen)]
+    return [*OPTIONS, *(str(path.relative_to(ROOT)) for path in chain(*found))]
 
 
 def pins(name: str) -> dict[str, str]:
