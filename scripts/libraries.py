@@ -41,6 +41,8 @@ TESTS = {
 }
 """Files of tests/python that use each library, as patterns."""
 
+# Waits more than it works, and CI waits with it.
+ONLY_BETWEEN = {"test_command_terminal"}
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
 # Half a gigabyte, and has tests of its own.
@@ -48,10 +50,13 @@ NO_SPARK = "pyspark\n"
 
 
 def arguments_for(library: str | None) -> list[str]:
-    """Returns the arguments of pytest for a library, or for all."""
-    chosen = TESTS[library] if library else ("test_libraries", *chain(*TESTS.values()))
-    found = [sorted(ROOT.glob(f"tests/python/{each}.py")) for each in dict.fromkeys(chosen)]
-    return [*OPTIONS, *(str(path.relative_to(ROOT)) for path in chain(*found))]
+    """Returns the arguments of pytest for a library, or those of CI for all."""
+    if library is None:
+        chosen = {"test_libraries", *chain(*TESTS.values())} - ONLY_BETWEEN
+    else:
+        chosen = set(TESTS[library])
+    found = {path for each in chosen for path in ROOT.glob(f"tests/python/{each}.py")}
+    return [*OPTIONS, *sorted(str(path.relative_to(ROOT)) for path in found)]
 
 
 def pins(name: str) -> dict[str, str]:
