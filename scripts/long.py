@@ -126,6 +126,13 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_KILLS": "30"},
         ),
         Stage(
+            "steps",
+            "50 deaths at steps of a commit for each target and mode, beside people who edit the "
+            "table",
+            [*pytest, "tests/python/test_replication_steps.py"],
+            {"DCP_STEPS": "50"},
+        ),
+        Stage(
             "differential",
             "four clients under ten faults; rewrites docs/differential.md",
             [sys.executable, "tests/interop/differential.py"],
