@@ -5,18 +5,23 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use dcp_proto::consumer::{BootstrapOutcome, ClusterConfig};
+use dcp_proto::OnRollback;
+use dcp_proto::consumer::{
+    BootstrapOutcome, ClusterConfig, Connection, ConnectionConfig, Delivery, Event, StreamFilter,
+};
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
-use dcp_wire::{Opcode, Seqno, Status, Vbid};
+use dcp_wire::message::Control;
+use dcp_wire::{Feature, MAX_BODY_LEN, Opcode, Seqno, Status, Vbid};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
+use crate::connection::NodeConnection;
 use crate::opening::Opening;
 use crate::pool::Pool;
-use crate::{Chain, ConnectOptions, Error, ErrorKind, requests};
+use crate::{Chain, ConnectOptions, Error, ErrorKind};
 
 /// How long a pooled connection may take to prove that it is alive before a new one is made.
 const ALIVE_WITHIN: Duration = Duration::from_secs(1);
@@ -148,6 +153,14 @@ impl Bucket {
         }
     }
 
+    /// Applies a map that a node has sent.
+    pub(crate) fn apply_json(&self, from: &Address, json: &[u8]) {
+        match BucketConfig::parse(json, &from.host) {
+            Ok(map) => self.apply(map),
+            Err(error) => tracing::warn!(%from, %error, "a cluster map cannot be used"),
+        }
+    }
+
     /// Checks that the bucket is still the one that was connected to.
     ///
     /// # Errors
@@ -247,11 +260,11 @@ impl Bucket {
         address: &Address,
         opening: Option<&Opening>,
         limit: Duration,
-    ) -> Result<Connected, Error> {
+    ) -> Result<NodeConnection, Error> {
         let begun = Instant::now();
         let pooled = timeout(limit / 2, self.take_pooled(address, opening)).await;
-        if let Ok(Some(connected)) = pooled {
-            return Ok(connected);
+        if let Ok(Some(connection)) = pooled {
+            return Ok(connection);
         }
         let left = limit.saturating_sub(begun.elapsed());
         let request = opening.map(|opening| opening.request(self.randomness()));
@@ -260,7 +273,46 @@ impl Bucket {
             self.has_opened_dcp.store(true, Ordering::Relaxed);
         }
         self.learn(&connected)?;
-        Ok(connected)
+        let config = self.connection_config(&connected.outcome, opening);
+        let Connected { socket, leftover, address, .. } = connected;
+        Ok(NodeConnection::new(address, socket, &leftover, config))
+    }
+
+    /// Configuration of a connection's machine. Until a stream has it, streams are opened only to
+    /// see whether the server would roll them back: they end where they begin.
+    fn connection_config(
+        &self,
+        outcome: &BootstrapOutcome,
+        opening: Option<&Opening>,
+    ) -> ConnectionConfig {
+        ConnectionConfig {
+            num_vbuckets: self.num_vbuckets,
+            collections: outcome.has_feature(Feature::COLLECTIONS),
+            window: opening.map_or(0, |opening| opening.buffer_size),
+            noop_interval: opening.map(Opening::noop_interval),
+            filter: StreamFilter::All,
+            purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
+            stream_end_on_close: outcome
+                .has_control(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM),
+            ignore_purged_tombstones: false,
+            on_rollback: OnRollback::Fail,
+            delivery: Delivery { clamp: true, ..Delivery::default() },
+            max_body_len: MAX_BODY_LEN,
+        }
+    }
+
+    /// Makes requests over a connection and returns their answers. A cluster map that the node
+    /// sends meanwhile is applied.
+    pub(crate) async fn ask(
+        &self,
+        connection: &mut NodeConnection,
+        request: impl FnOnce(&mut Connection),
+    ) -> Result<Vec<Event>, Error> {
+        let answers = connection.ask(request).await?;
+        if let Some(map) = connection.take_map() {
+            self.apply_json(&connection.address, &map);
+        }
+        Ok(answers)
     }
 
     /// The connections that are not used by a stream.
@@ -268,13 +320,31 @@ impl Bucket {
         &self.pool
     }
 
+    /// Adds a connection without open streams to the pool.
+    pub(crate) fn put_into_pool(
+        self: &Arc<Self>,
+        connection: NodeConnection,
+        opening: Option<Opening>,
+    ) {
+        let bucket = Arc::downgrade(self);
+        self.pool.put(connection, opening, move |from, map| {
+            if let Some(bucket) = bucket.upgrade() {
+                bucket.apply_json(from, map);
+            }
+        });
+    }
+
     /// A pooled connection that is alive. Like a new one, it provides the map and the manifest of
     /// its node.
-    async fn take_pooled(&self, address: &Address, opening: Option<&Opening>) -> Option<Connected> {
+    async fn take_pooled(
+        &self,
+        address: &Address,
+        opening: Option<&Opening>,
+    ) -> Option<NodeConnection> {
         loop {
-            let mut connected = self.pool.take(address, opening).await?;
-            match timeout(ALIVE_WITHIN, self.refresh(&mut connected)).await {
-                Ok(Ok(())) => return Some(connected),
+            let mut connection = self.pool.take(address, opening).await?;
+            match timeout(ALIVE_WITHIN, self.refresh(&mut connection)).await {
+                Ok(Ok(())) => return Some(connection),
                 Ok(Err(error)) => {
                     tracing::debug!(%address, error = %Chain(&error), "a pooled connection failed");
                 }
@@ -284,17 +354,28 @@ impl Bucket {
     }
 
     /// Fetches the map and the manifest over a connection.
-    pub(crate) async fn refresh(&self, connected: &mut Connected) -> Result<(), Error> {
-        let Connected { socket, leftover, outcome, address } = connected;
-        let map = requests::cluster_map(socket, leftover).await?;
-        let map = BucketConfig::parse(&map, &address.host).map_err(|error| {
+    pub(crate) async fn refresh(&self, connection: &mut NodeConnection) -> Result<(), Error> {
+        let has_manifest = connection.machine.config().collections;
+        let answers = connection.ask(|machine| {
+            machine.request_cluster_map();
+            if has_manifest {
+                machine.request_manifest();
+            }
+        });
+        let answers = answers.await?;
+        let map = connection.take_map().unwrap_or_default();
+        let map = BucketConfig::parse(&map, &connection.address.host).map_err(|error| {
             Error::new(ErrorKind::Protocol, "a cluster map cannot be used").with_source(error)
         })?;
-        self.adopt(map, address)?;
-        if outcome.manifest.is_some()
-            && let Some(manifest) = requests::manifest(socket, leftover).await?
-        {
-            self.learn_manifest(manifest);
+        self.adopt(map, &connection.address)?;
+        for answer in answers {
+            if let Event::Manifest(Some(json)) = answer {
+                self.learn_manifest(Manifest::parse(&json).map_err(|error| {
+                    let opcode = Opcode::GET_COLLECTIONS_MANIFEST;
+                    let message = format!("the server's answer to {opcode} is invalid");
+                    Error::new(ErrorKind::Protocol, message).with_source(error)
+                })?);
+            }
         }
         self.check_identity()
     }

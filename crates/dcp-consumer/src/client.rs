@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::bucket::Bucket;
 use crate::cluster::{Cluster, SharedStats, StreamConfig};
 use crate::connect::Connector;
+use crate::connection::NodeConnection;
 use crate::observe::Nodes;
 use crate::opening::Opening;
 use crate::queue::Queue;
@@ -353,7 +354,7 @@ struct Plan {
     vbuckets: Vec<(Vbid, Seqno, StreamPosition)>,
     /// vBuckets that are already at their ends.
     complete: Vec<Vbid>,
-    connections: Vec<crate::connect::Connected>,
+    connections: Vec<NodeConnection>,
 }
 
 /// The highest seqnos of a filter's collections; `None` without a filter, or if the server does not

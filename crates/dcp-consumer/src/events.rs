@@ -98,7 +98,7 @@ pub(crate) fn end_code(cause: &EndCause) -> String {
         EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
             status.name().map_or_else(|| "status".to_owned(), str::to_ascii_lowercase)
         }
-        EndCause::Refused(_) | EndCause::RolledBack(_) => "rollback".to_owned(),
+        EndCause::Refused(_) | EndCause::RolledBack { .. } => "rollback".to_owned(),
         EndCause::Closed => "closed".to_owned(),
         _ => "other".to_owned(),
     }

@@ -33,14 +33,15 @@
 //!
 //! # How it works
 //!
-//! One task per node connection reads into one buffer, decodes the packets in place
-//! ([`Connection`](dcp_proto::consumer::Connection)) and appends changes to that connection's sink.
-//! It cuts the sink's rows into batches and puts them into the stream's queue, which is bounded by
-//! the connections' flow-control buffers. One task per stream assigns vBuckets to connections,
-//! follows the cluster map, and reopens streams that have ended. When a connection is lost, the
-//! rows in its sink are delivered and the next connection resumes after them: rows and positions
-//! belong together. A vBucket's rows are in the queue before another connection requests more of
-//! them.
+//! A connection to a node is one state machine ([`Connection`](dcp_proto::consumer::Connection))
+//! with its socket and a read buffer, whether it streams, is asked for seqnos and failover logs, or
+//! is idle in the pool. One task per connection of a stream decodes the packets in place and appends
+//! changes to that connection's sink. It cuts the sink's rows into batches and puts them into the
+//! stream's queue, which is bounded by the connections' flow-control buffers. One task per stream
+//! assigns vBuckets to connections, follows the cluster map, and reopens streams that have ended.
+//! When a connection is lost, the rows in its sink are delivered and the next connection resumes
+//! after them: rows and positions belong together. A vBucket's rows are in the queue before another
+//! connection requests more of them.
 #![forbid(unsafe_code)]
 #![cfg_attr(
     not(test),
@@ -54,6 +55,7 @@ mod client;
 mod cluster;
 mod config;
 pub mod connect;
+mod connection;
 mod credentials;
 mod dial;
 mod driver;
@@ -70,7 +72,6 @@ mod pool;
 mod queue;
 mod read_buffer;
 mod reconciler;
-mod requests;
 mod retry;
 mod socket;
 mod srv;

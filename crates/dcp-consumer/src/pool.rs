@@ -1,28 +1,26 @@
 //! The connection pool: idle connections for the next stream.
 //!
-//! Each has a task, which answers the server's noops, notices when the server closes it, and closes
-//! it after the idle time.
+//! Each has a task, which answers the server's noops, passes on the cluster maps that it pushes,
+//! notices when the connection is lost, and closes it after the idle time.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use dcp_proto::topology::Address;
-use tokio::io::AsyncReadExt;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::connect::Connected;
+use crate::connection::NodeConnection;
 use crate::opening::Opening;
-use crate::requests;
 
 /// Most pooled connections: usually one per node and kind, more if streams ran concurrently.
 const MOST: usize = 32;
 
-/// Longest time for a task to hand over its connection: it may be writing to a dead peer.
+/// Longest time for a task to hand over its connection.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// Receiver of a pooled connection.
-type Taker = oneshot::Sender<Connected>;
+type Taker = oneshot::Sender<NodeConnection>;
 
 /// A pooled connection, owned by its task.
 #[derive(Debug)]
@@ -58,16 +56,22 @@ impl Pool {
         !self.idle_time.is_zero()
     }
 
-    /// Adds a connection without open streams or outstanding messages.
-    pub(crate) fn put(&self, connected: Connected, opening: Option<Opening>) {
+    /// Adds a connection without open streams or outstanding messages. `on_map` is given the cluster
+    /// maps that its node pushes.
+    pub(crate) fn put(
+        &self,
+        connection: NodeConnection,
+        opening: Option<Opening>,
+        on_map: impl FnMut(&Address, &[u8]) + Send + 'static,
+    ) {
         if !self.is_on() {
             return;
         }
         let mut entries = self.entries();
         let Some(entries) = &mut *entries else { return };
         let (task, wanted) = oneshot::channel();
-        let entry = Entry { address: connected.address.clone(), opening, task };
-        tokio::spawn(hold(connected, wanted, Instant::now() + self.idle_time));
+        let entry = Entry { address: connection.address.clone(), opening, task };
+        tokio::spawn(hold(connection, wanted, Instant::now() + self.idle_time, on_map));
         entries.retain(|entry| !entry.task.is_closed());
         if entries.len() >= MOST {
             entries.remove(0);
@@ -80,7 +84,7 @@ impl Pool {
         &self,
         address: &Address,
         opening: Option<&Opening>,
-    ) -> Option<Connected> {
+    ) -> Option<NodeConnection> {
         loop {
             let entry = {
                 let mut entries = self.entries();
@@ -88,12 +92,12 @@ impl Pool {
                 let at = entries.iter().rposition(|entry| entry.fits(address, opening))?;
                 entries.remove(at)
             };
-            let (taker, connected) = oneshot::channel();
+            let (taker, connection) = oneshot::channel();
             // A connection whose task has ended was closed meanwhile.
             if entry.task.send(taker).is_ok()
-                && let Ok(Ok(connected)) = timeout(PATIENCE, connected).await
+                && let Ok(Ok(connection)) = timeout(PATIENCE, connection).await
             {
-                return Some(connected);
+                return Some(connection);
             }
         }
     }
@@ -109,36 +113,25 @@ impl Pool {
     }
 }
 
-/// Keeps a pooled connection alive until it is taken, `until` is reached or the server closes it.
-async fn hold(mut connected: Connected, mut wanted: oneshot::Receiver<Taker>, until: Instant) {
-    loop {
-        let Connected { socket, leftover, .. } = &mut connected;
-        tokio::select! {
-            biased;
-            taker = &mut wanted => {
-                if let Ok(taker) = taker {
-                    // If the receiver has stopped waiting, the connection is closed.
-                    let _ = taker.send(connected);
-                }
-                return;
+/// Keeps a pooled connection alive until it is taken, `until` is reached or it is lost.
+async fn hold(
+    mut connection: NodeConnection,
+    wanted: oneshot::Receiver<Taker>,
+    until: Instant,
+    on_map: impl FnMut(&Address, &[u8]),
+) {
+    tokio::select! {
+        biased;
+        taker = wanted => {
+            // A peer that does not even read an answer to its noop may be dead.
+            if let Ok(taker) = taker && connection.is_idle() {
+                // If the receiver has stopped waiting, the connection is closed.
+                let _ = taker.send(connection);
             }
-            () = sleep_until(until) => return,
-            read = socket.read_buf(leftover) => match read {
-                Ok(0) | Err(_) => return,
-                Ok(_) => {}
-            },
         }
-        let answered = tokio::select! {
-            biased;
-            answered = requests::answer_noops(socket, leftover) => answered,
-            // The server reads nothing: do not wait for it if the connection is taken or closed.
-            _ = &mut wanted => return,
-            () = sleep_until(until) => return,
-        };
-        if let Err(error) = answered {
-            let address = &connected.address;
-            tracing::debug!(%address, %error, "a pooled connection is closed");
-            return;
+        () = sleep_until(until) => {}
+        Err(lost) = connection.keep_alive(on_map) => {
+            tracing::debug!(address = %connection.address, %lost, "a pooled connection is closed");
         }
     }
 }

@@ -1,14 +1,16 @@
 //! The read buffer of a connection.
 
-use bytes::BytesMut;
 use dcp_wire::{DecodeError, Frame};
 
-/// Size of the buffer. Reads below 64 KiB cost throughput on loopback, above 256 KiB they gain
+/// Size of the buffer of a stream. Reads below 64 KiB cost throughput on loopback, above 256 KiB they gain
 /// nothing; twice that leaves room for a full read after the rest of the last packet.
 pub(crate) const SIZE: usize = 512 * 1024;
 
-/// Minimum room for a read.
-pub(crate) const MIN_READ: usize = 256 * 1024;
+/// Minimum room for a stream's read.
+pub(crate) const MIN_READ: usize = SIZE / 2;
+
+/// Size of the buffer of a connection without streams.
+pub(crate) const SMALL: usize = 64 * 1024;
 
 /// Bytes that arrived and were not consumed yet, at most one packet and one read.
 #[derive(Debug)]
@@ -16,16 +18,22 @@ pub(crate) struct ReadBuffer {
     bytes: Vec<u8>,
     start: usize,
     end: usize,
+    size: usize,
     max_body_len: usize,
 }
 
 impl ReadBuffer {
-    /// A buffer that starts with the bytes left over from the set-up.
-    pub(crate) fn new(leftover: &BytesMut, max_body_len: usize) -> Self {
-        let mut bytes = vec![0; SIZE.max(leftover.len() + MIN_READ)];
-        let (head, _) = bytes.split_at_mut(leftover.len());
-        head.copy_from_slice(leftover);
-        Self { bytes, start: 0, end: leftover.len(), max_body_len }
+    /// A buffer of `size` bytes that starts with those already read.
+    pub(crate) fn new(read: &[u8], size: usize, max_body_len: usize) -> Self {
+        let mut bytes = vec![0; size.max(read.len() + size / 2)];
+        let (head, _) = bytes.split_at_mut(read.len());
+        head.copy_from_slice(read);
+        Self { bytes, start: 0, end: read.len(), size, max_body_len }
+    }
+
+    /// Replaces the buffer by one of another size.
+    pub(crate) fn resize(&mut self, size: usize) {
+        *self = Self::new(self.filled(), size, self.max_body_len);
     }
 
     /// The bytes to consume.
@@ -51,21 +59,22 @@ impl ReadBuffer {
     /// # Errors
     /// [`DecodeError`] if the buffer does not begin with a packet.
     pub(crate) fn space(&mut self) -> Result<&mut [u8], DecodeError> {
+        let min_read = self.size / 2;
         let wanted = Frame::wanted(self.filled(), self.max_body_len)?;
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
             // Frees the space of a huge packet.
-            if self.bytes.len() > SIZE {
-                self.bytes.truncate(SIZE);
+            if self.bytes.len() > self.size {
+                self.bytes.truncate(self.size);
                 self.bytes.shrink_to_fit();
             }
         }
-        if self.bytes.len() - self.end < MIN_READ {
+        if self.bytes.len() - self.end < min_read {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.bytes.len() - self.end < MIN_READ && self.bytes.len() < wanted {
+        if self.bytes.len() - self.end < min_read && self.bytes.len() < wanted {
             // At most doubles the received bytes, since the rest of a packet may never arrive. Sets
             // the length explicitly, since a vector that grows by itself would reserve more.
             let len = wanted.min(self.end.saturating_mul(2)).max(self.end + 1);
@@ -91,7 +100,7 @@ mod tests {
 
     /// Feeds `bytes` through the buffer `step` at a time and returns the packets' lengths.
     fn walk(bytes: &[u8], step: usize) -> Vec<usize> {
-        let mut buffer = ReadBuffer::new(&BytesMut::new(), MAX_BODY_LEN);
+        let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
         let (mut lens, mut fed) = (Vec::new(), 0);
         while fed < bytes.len() {
             let space = buffer.space().unwrap();
@@ -120,7 +129,7 @@ mod tests {
 
     #[test]
     fn a_packet_has_as_much_room_as_twice_what_has_come_of_it() {
-        let mut buffer = ReadBuffer::new(&BytesMut::new(), MAX_BODY_LEN);
+        let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
         let mut header = [0; 24];
         (header[0], header[1]) = (0x80, Opcode::DCP_MUTATION.0);
         header[8..12].copy_from_slice(&u32::try_from(MAX_BODY_LEN).unwrap().to_be_bytes());
@@ -137,7 +146,7 @@ mod tests {
 
     #[test]
     fn a_huge_packet_does_not_keep_its_room() {
-        let mut buffer = ReadBuffer::new(&BytesMut::new(), MAX_BODY_LEN);
+        let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
         let bytes = packet(5_000_000);
         let mut fed = 0;
         while fed < bytes.len() {

@@ -34,6 +34,9 @@
 //! | when a stream request must roll back, and how far | `producer/rollback.rs` |
 //! | which checks a stream request passes, in which order | `producer/stream_request.rs` |
 //! | which points a consumer can go back to | `history.rs` |
+//! | what a stream request sends | `consumer/connection/stream_request.rs` |
+//! | what else a consumer requests, and which answer belongs to which request | `consumer/connection/requests.rs` |
+//! | what each answer to a consumer means, status by status | `consumer/connection/answers.rs` |
 //! | which snapshot and branch a stream resumes on | `position.rs`, `failover_log.rs` |
 //! | which snapshot markers are valid | `consumer/stream/mod.rs` |
 //! | when the consumer acknowledges received bytes | `consumer/window.rs` |

@@ -250,10 +250,15 @@ impl Harness {
     }
 
     /// Packets sent by the machine.
-    pub fn sent(&mut self) -> Vec<Sent> {
+    pub fn packets(&mut self) -> Vec<Packet> {
         let mut bytes = BytesMut::new();
         self.machine.poll_transmit(&mut bytes);
-        packets(&bytes).iter().map(decode_sent).collect()
+        packets(&bytes)
+    }
+
+    /// The same, decoded.
+    pub fn sent(&mut self) -> Vec<Sent> {
+        self.packets().iter().map(decode_sent).collect()
     }
 
     pub fn events(&mut self) -> Vec<Event> {

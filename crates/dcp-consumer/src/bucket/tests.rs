@@ -146,8 +146,9 @@ async fn connections_may_take_and_be_kept_for_ever() {
     let bucket = Bucket::connect(Connector::new(options).unwrap()).await.unwrap();
     let address = address(at);
     let limit = bucket.connect_timeout();
-    let connected = bucket.connect_to(&address, None, limit).await.unwrap();
-    bucket.pool().put(connected, None);
+    let connection = bucket.connect_to(&address, None, limit).await.unwrap();
+    let bucket = Arc::new(bucket);
+    bucket.put_into_pool(connection, None);
     assert!(bucket.pool().take(&address, None).await.is_some());
 }
 

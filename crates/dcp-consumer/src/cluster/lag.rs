@@ -78,9 +78,11 @@ impl<S: BatchSink> Cluster<S> {
         streaming: &[Progress],
         now: Instant,
     ) {
-        if self.is_filtered() && answers.iter().all(|answer| answer.seqnos.is_some()) {
+        if self.is_filtered() && answers.iter().all(|answer| answer.seqnos.is_ok()) {
             let mut highest = BTreeMap::<Vbid, Seqno>::new();
-            for &(vbid, seqno) in answers.iter().filter_map(|each| each.seqnos.as_ref()).flatten() {
+            for &(vbid, seqno) in
+                answers.iter().filter_map(|each| each.seqnos.as_ref().ok()).flatten()
+            {
                 let most = highest.entry(vbid).or_default();
                 *most = seqno.max(*most);
             }
@@ -95,7 +97,7 @@ impl<S: BatchSink> Cluster<S> {
         self.stats.update_collections(|known| {
             known.retain(|id, _| asked.contains(id));
             for CollectionSeqnos { collection, seqnos } in answers {
-                let Some(seqnos) = seqnos else {
+                let Ok(seqnos) = seqnos else {
                     known.remove(collection);
                     continue;
                 };

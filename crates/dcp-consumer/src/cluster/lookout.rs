@@ -13,8 +13,8 @@ use rand::seq::IteratorRandom;
 use tokio::time::timeout;
 
 use super::nodes::{Node, Slot};
-use super::{Cluster, Event, now};
-use crate::connect::Connected;
+use super::{Cluster, Event};
+use crate::connection::{NodeConnection, now};
 use crate::{Chain, Error};
 
 /// How often another node is asked.
@@ -28,12 +28,12 @@ pub(super) struct Lookout {
     at: Instant,
     /// Whether a node is being asked.
     is_out: bool,
-    connected: Option<Box<Connected>>,
+    connection: Option<Box<NodeConnection>>,
 }
 
 impl Lookout {
     pub(super) fn new(now: Instant) -> Self {
-        Self { at: now + INTERVAL, is_out: false, connected: None }
+        Self { at: now + INTERVAL, is_out: false, connection: None }
     }
 
     /// When the other node is asked next; `None` while it is being asked.
@@ -42,8 +42,8 @@ impl Lookout {
     }
 
     /// The connection, at the end of the stream.
-    pub(super) fn into_connected(self) -> Option<Connected> {
-        self.connected.map(|connected| *connected)
+    pub(super) fn into_connection(self) -> Option<NodeConnection> {
+        self.connection.map(|connection| *connection)
     }
 }
 
@@ -54,7 +54,7 @@ impl<S: BatchSink> Cluster<S> {
             return;
         }
         self.lookout.at = now + INTERVAL;
-        let kept = self.lookout.connected.take();
+        let kept = self.lookout.connection.take();
         let up = |(_, node): &(&Address, &Node)| matches!(node.slot, Slot::Up { .. });
         let mut used = self.nodes.iter().filter(up);
         let (Some((used, _)), None) = (used.next(), used.next()) else { return };
@@ -71,15 +71,15 @@ impl<S: BatchSink> Cluster<S> {
                 };
                 bucket.refresh(&mut kept).await.map(|()| kept)
             };
-            let connected = match timeout(limit, Box::pin(ask)).await {
-                Ok(Ok(connected)) => Some(connected),
+            let connection = match timeout(limit, Box::pin(ask)).await {
+                Ok(Ok(connection)) => Some(connection),
                 Ok(Err(error)) => {
                     tracing::debug!(error = %Chain(&error), "another node sent no map");
                     None
                 }
                 Err(_) => None,
             };
-            let _ = outcomes.send(Event::LookedOut(connected));
+            let _ = outcomes.send(Event::LookedOut(connection));
         });
     }
 
@@ -87,11 +87,14 @@ impl<S: BatchSink> Cluster<S> {
     ///
     /// # Errors
     /// [`ErrorKind::BucketNotFound`](crate::ErrorKind::BucketNotFound) if the bucket was recreated.
-    pub(super) fn looked_out(&mut self, connected: Option<Box<Connected>>) -> Result<(), Error> {
-        if connected.is_none() {
+    pub(super) fn looked_out(
+        &mut self,
+        connection: Option<Box<NodeConnection>>,
+    ) -> Result<(), Error> {
+        if connection.is_none() {
             self.lookout.at = now() + AFTER_FAILURE;
         }
-        (self.lookout.is_out, self.lookout.connected) = (false, connected);
+        (self.lookout.is_out, self.lookout.connection) = (false, connection);
         self.bucket.check_identity()
     }
 }

@@ -10,6 +10,7 @@ use tokio::sync::mpsc;
 
 use super::{Cluster, Event, Slot};
 use crate::connect::ConnectionId;
+use crate::connection::now;
 use crate::driver::Command;
 use crate::error::Seconds;
 use crate::persistence::observer::{self, Observed};
@@ -90,7 +91,7 @@ impl<S: BatchSink> Cluster<S> {
 
     /// Handles a node's persisted seqnos, or its failure to report them.
     pub(super) fn observed(&mut self, address: &Address, observed: Observed) -> Result<(), Error> {
-        let now = super::now();
+        let now = now();
         let advanced = match observed {
             Observed::Answers { answers, is_map_old } => {
                 (self.has_observed, self.refused_since) = (true, None);

@@ -31,7 +31,8 @@ use self::polls::{POLL_MAP, POLL_PROGRESS};
 pub(crate) use self::shared::{KnownVbucket, SharedStats};
 use self::unusable::Unusable;
 use crate::bucket::Bucket;
-use crate::connect::{Connected, ConnectionId};
+use crate::connect::ConnectionId;
+use crate::connection::{NodeConnection, now, sleep_until};
 use crate::driver::{Command, Report};
 use crate::events::{StreamEvent, end_code};
 use crate::opening::Opening;
@@ -60,11 +61,11 @@ pub(crate) struct StreamConfig {
 /// Events of the task.
 enum Event {
     Driver(ConnectionId, Report),
-    Connected(Address, ConnectionId, Box<Result<Connected, Error>>),
+    Connected(Address, ConnectionId, Box<Result<NodeConnection, Error>>),
     /// A map fetched from some node while no connection is up.
     Fetched(Result<(), Error>),
     /// A connection to a node that the stream does not use, which has sent its map.
-    LookedOut(Option<Box<Connected>>),
+    LookedOut(Option<Box<NodeConnection>>),
     /// Persisted seqnos of a node.
     Observed(Address, Observed),
 }
@@ -170,12 +171,12 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Runs the stream until it is complete, fails, or is closed. `connections` are already open.
-    pub(crate) async fn run(mut self, connections: Vec<Connected>) {
-        for connected in connections {
+    pub(crate) async fn run(mut self, connections: Vec<NodeConnection>) {
+        for connection in connections {
             let id = self.new_id();
-            let address = connected.address.clone();
+            let address = connection.address.clone();
             self.nodes.insert(address.clone(), Node::connecting(id));
-            self.made(&address, id, connected);
+            self.made(&address, id, connection);
         }
         let cancel = self.cancel.clone();
         let last = loop {
@@ -194,8 +195,8 @@ impl<S: BatchSink> Cluster<S> {
         self.publish();
         if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
             self.leave_connections().await;
-            if let Some(connected) = self.lookout.into_connected() {
-                self.bucket.pool().put(connected, None);
+            if let Some(connection) = self.lookout.into_connection() {
+                self.bucket.put_into_pool(connection, None);
             }
         }
         self.queue.push(match last {
@@ -225,12 +226,6 @@ impl<S: BatchSink> Cluster<S> {
         }
         self.publish();
         let deadline = self.deadline();
-        let sleep = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
         let event = tokio::select! {
             biased;
             () = cancel.cancelled() => return Ok(None),
@@ -246,7 +241,7 @@ impl<S: BatchSink> Cluster<S> {
                 self.looked_at(now());
                 return Ok(Some(()));
             }
-            () = sleep => return Ok(Some(())),
+            () = sleep_until(deadline) => return Ok(Some(())),
         };
         self.handle(event).map_err(Entry::Error)?;
         // A thousand streams may end at once: they are handled together.
@@ -459,10 +454,6 @@ impl<S: BatchSink> Cluster<S> {
 fn panicked(error: JoinError) -> Error {
     let message = "a task of the stream panicked: please report this";
     Error::new(ErrorKind::StreamEnded, message).with_source(error)
-}
-
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }
 
 /// Every connection leaves out the same collections: one learns of a new collection

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Connection, ConnectionConfig};
+use dcp_proto::consumer::ConnectionConfig;
 use dcp_proto::topology::{Address, BucketConfig};
-use dcp_wire::message::Control;
-use dcp_wire::{Feature, MAX_BODY_LEN, Vbid};
+use dcp_wire::Vbid;
 use tokio::sync::mpsc;
 
-use super::{Cluster, Event, now};
-use crate::connect::{Connected, ConnectionId};
+use super::{Cluster, Event};
+use crate::connect::ConnectionId;
+use crate::connection::{NodeConnection, now};
 use crate::driver::{Command, Driver};
 use crate::events::StreamEvent;
 use crate::queue::Link;
@@ -145,14 +145,14 @@ impl<S: BatchSink> Cluster<S> {
         &mut self,
         address: &Address,
         id: ConnectionId,
-        result: Result<Connected, Error>,
+        result: Result<NodeConnection, Error>,
     ) -> Result<(), Error> {
         let now = now();
         let Some(node) = self.nodes.get_mut(address).filter(|node| node.id() == Some(id)) else {
             return Ok(());
         };
         match result {
-            Ok(connected) => self.made(address, id, connected),
+            Ok(connection) => self.made(address, id, connection),
             Err(error) if !self.bucket.may_pass(&error) => return Err(error),
             Err(error) => {
                 tracing::warn!(%address, error = %Chain(&error), "a node cannot be reached");
@@ -173,8 +173,8 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// A connection was opened.
-    pub(super) fn made(&mut self, address: &Address, id: ConnectionId, connected: Connected) {
-        let slot = self.start(id, connected);
+    pub(super) fn made(&mut self, address: &Address, id: ConnectionId, connection: NodeConnection) {
+        let slot = self.start(id, connection);
         if let Some(node) = self.nodes.get_mut(address) {
             node.slot = slot;
         }
@@ -189,37 +189,23 @@ impl<S: BatchSink> Cluster<S> {
     }
 
     /// Starts the task of a connection.
-    fn start(&mut self, id: ConnectionId, connected: Connected) -> Slot {
-        let Connected { socket, leftover, outcome, address } = connected;
+    fn start(&mut self, id: ConnectionId, mut connection: NodeConnection) -> Slot {
         self.hide_by_manifest();
-        let opening = &self.config.opening;
-        let machine = Connection::new(
-            ConnectionConfig {
-                num_vbuckets: self.bucket.num_vbuckets(),
-                collections: outcome.has_feature(Feature::COLLECTIONS),
-                window: opening.buffer_size,
-                noop_interval: Some(opening.noop_interval()),
-                filter: self.config.filter.clone(),
-                purge_seqno: outcome.has_control(Control::MAX_MARKER_VERSION),
-                stream_end_on_close: outcome
-                    .has_control(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM),
-                ignore_purged_tombstones: self.config.ignore_purged_tombstones,
-                on_rollback: self.config.on_rollback,
-                delivery: self.config.delivery.clone(),
-                max_body_len: MAX_BODY_LEN,
-            },
-            now(),
-        );
+        let config = ConnectionConfig {
+            filter: self.config.filter.clone(),
+            ignore_purged_tombstones: self.config.ignore_purged_tombstones,
+            on_rollback: self.config.on_rollback,
+            delivery: self.config.delivery.clone(),
+            ..connection.machine.config().clone()
+        };
+        connection.machine = connection.machine.reuse(config, now());
         let link = Arc::new(Link::default());
         let (commands, receiver) = mpsc::unbounded_channel();
         let driver = Driver {
             id,
-            peer: address.clone(),
-            machine,
+            connection,
             sink: (self.make_sink)(),
             policy: self.config.batch,
-            window: u64::from(opening.buffer_size),
-            max_body_len: MAX_BODY_LEN,
             queue: Arc::clone(&self.queue),
             link: Arc::clone(&link),
             commands: receiver,
@@ -228,9 +214,8 @@ impl<S: BatchSink> Cluster<S> {
         };
         let (bucket, opening) = (Arc::clone(&self.bucket), self.config.opening.clone());
         self.tasks.spawn(async move {
-            if let Some((socket, leftover)) = driver.run(socket, leftover).await {
-                let connected = Connected { socket, leftover, outcome, address };
-                bucket.pool().put(connected, Some(opening));
+            if let Some(connection) = driver.run().await {
+                bucket.put_into_pool(connection, Some(opening));
             }
         });
         self.stats.update(|_, links| links.push(Arc::clone(&link)));

@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dcp_proto::BatchSink;
-use dcp_proto::topology::BucketConfig;
 use dcp_wire::Vbid;
 use rand::seq::IteratorRandom;
 
@@ -34,10 +33,7 @@ impl<S: BatchSink> Cluster<S> {
     pub(super) fn apply_map(&mut self, from: ConnectionId, json: &Bytes) -> Result<(), Error> {
         let from = self.nodes.iter().find(|(_, node)| node.id() == Some(from));
         let Some((address, _)) = from else { return Ok(()) };
-        match BucketConfig::parse(json, &address.host) {
-            Ok(map) => self.bucket.apply(map),
-            Err(error) => tracing::warn!(%address, %error, "a cluster map cannot be used"),
-        }
+        self.bucket.apply_json(address, json);
         self.bucket.check_identity()
     }
 

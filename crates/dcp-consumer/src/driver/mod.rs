@@ -3,31 +3,25 @@
 mod over;
 mod pace;
 
-use std::future::poll_fn;
-use std::io;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::task::Poll;
 use std::time::Instant;
 
-use bytes::{Buf, BytesMut};
 use dcp_proto::consumer::{
-    CollectionSeqnos, Connection, ConnectionError, EndCause, Event, Hidden, Limit, StreamFilter,
-    StreamPosition, Unpersisted,
+    CollectionSeqnos, EndCause, Event, Hidden, Limit, StreamFilter, StreamPosition, Unpersisted,
 };
-use dcp_proto::topology::Address;
 use dcp_proto::{BatchSink, CaughtUp, Rollback, SinkError};
 use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
-use tokio::io::{AsyncWriteExt, ReadBuf};
+use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::over::Over;
 use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
+use crate::connection::{Io, Lost, NodeConnection, Reading, now, sleep_until};
 use crate::persistence::PersistedTo;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
-use crate::read_buffer::{MIN_READ, ReadBuffer, SIZE};
+use crate::read_buffer::{MIN_READ, SIZE, SMALL};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
 
@@ -97,16 +91,11 @@ pub(crate) struct Progress {
 }
 
 /// The parts of a connection's task.
-pub(crate) struct Driver<S: BatchSink> {
+pub(crate) struct Driver<S: BatchSink, IO> {
     pub(crate) id: ConnectionId,
-    /// The node.
-    pub(crate) peer: Address,
-    pub(crate) machine: Connection,
+    pub(crate) connection: NodeConnection<IO>,
     pub(crate) sink: S,
     pub(crate) policy: BatchPolicy,
-    /// Flow-control window in bytes.
-    pub(crate) window: u64,
-    pub(crate) max_body_len: usize,
     pub(crate) queue: Arc<Queue<S::Batch>>,
     pub(crate) link: Arc<Link>,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
@@ -114,27 +103,18 @@ pub(crate) struct Driver<S: BatchSink> {
     pub(crate) cancel: CancellationToken,
 }
 
-impl<S: BatchSink> Driver<S> {
-    /// Drives the connection until it is lost or no longer needed. `leftover` arrived after the
-    /// last answer of its set-up.
+impl<S: BatchSink, IO: Gather> Driver<S, IO> {
+    /// Drives the connection until it is lost or no longer needed.
     ///
-    /// Returns the connection and the bytes read ahead, if all of its streams were complete when it
-    /// was no longer needed: then others may be opened on it.
-    pub(crate) async fn run<IO>(self, io: IO, leftover: BytesMut) -> Option<(IO, BytesMut)>
-    where
-        IO: Gather,
-    {
-        let pace = Pace::new(self.policy.linger, now());
-        let buffer = ReadBuffer::new(&leftover, self.max_body_len);
+    /// Returns it if all of its streams were complete when it was no longer needed: then others may
+    /// be opened on it.
+    pub(crate) async fn run(mut self) -> Option<NodeConnection<IO>> {
+        self.connection.buffer.resize(SIZE);
         let task = Task {
+            pace: Pace::new(self.policy.linger, now()),
             driver: self,
-            io,
-            buffer,
-            pace,
             is_marked: false,
             commands: Vec::new(),
-            out: BytesMut::new(),
-            flush: false,
             open_streams: 0,
             opened_at: None,
             deferred: Vec::new(),
@@ -146,18 +126,12 @@ impl<S: BatchSink> Driver<S> {
 
 /// State of the running task.
 struct Task<S: BatchSink, IO> {
-    driver: Driver<S>,
-    io: IO,
-    buffer: ReadBuffer,
+    driver: Driver<S, IO>,
     pace: Pace,
     /// Whether the transport is ready only from more than one byte on.
     is_marked: bool,
     /// Commands that were received together.
     commands: Vec<Command>,
-    /// Bytes to write.
-    out: BytesMut,
-    /// Whether written bytes may still be in the encryption layer.
-    flush: bool,
     /// Streams that have not ended.
     open_streams: usize,
     /// When the open batch got its first row, or a position moved without one.
@@ -168,27 +142,8 @@ struct Task<S: BatchSink, IO> {
     is_clean: bool,
 }
 
-/// What the socket was ready for.
-enum Io {
-    Read(usize),
-    /// All available data was read.
-    Dry,
-    Wrote,
-}
-
-/// How a socket is read.
-#[derive(Clone, Copy)]
-enum Reading {
-    /// Not now.
-    Not,
-    /// Until no data is available.
-    UntilDry,
-    /// Whenever data is available.
-    Ever,
-}
-
 impl<S: BatchSink, IO: Gather> Task<S, IO> {
-    async fn run(mut self) -> Option<(IO, BytesMut)> {
+    async fn run(mut self) -> Option<NodeConnection<IO>> {
         let over = loop {
             if let Err(over) = self.turn().await {
                 break over;
@@ -203,24 +158,19 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
 
     /// Restores a connection whose streams are complete to its initial state: the server has ended
     /// each stream and has its full window again.
-    async fn wind_down(mut self) -> Option<(IO, BytesMut)> {
+    async fn wind_down(mut self) -> Option<NodeConnection<IO>> {
         self.mark(false);
-        while self.is_clean && self.driver.machine.is_complete() {
-            self.driver.machine.acknowledge_all();
-            self.driver.machine.poll_transmit(&mut self.out);
-            if self.out.is_empty() && self.driver.machine.is_unused() {
-                self.io.flush().await.ok()?;
-                return Some((self.io, BytesMut::from(self.buffer.filled())));
+        let mut connection = self.driver.connection;
+        while self.is_clean && connection.machine.is_complete() {
+            connection.machine.acknowledge_all();
+            if connection.is_idle() {
+                connection.io.flush().await.ok()?;
+                connection.buffer.resize(SMALL);
+                return Some(connection);
             }
-            let space = self.buffer.space().ok()?;
-            let (io, out, flush) = (&mut self.io, &mut self.out, &mut self.flush);
-            if let Io::Read(len) = ready(io, space, out, flush, Reading::Ever).await.ok()? {
-                self.buffer.filled_by(len);
-            }
-            let Driver { machine, sink, .. } = &mut self.driver;
-            let walk = machine.handle_input(now(), self.buffer.filled(), Limit::NONE, sink).ok()?;
-            self.buffer.consume(walk.consumed);
-            while machine.poll_event().is_some() {}
+            connection.wait().await.ok()?;
+            connection.handle_input().ok()?;
+            while connection.poll_event().is_some() {}
         }
         None
     }
@@ -229,28 +179,18 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// bounded by the read buffer.
     async fn turn(&mut self) -> Result<(), Over> {
         self.process()?;
-        self.driver.machine.poll_transmit(&mut self.out);
         let deadline = self.deadline();
-        let sleep = async {
-            match deadline {
-                Some(at) => tokio::time::sleep_until(at.into()).await,
-                None => std::future::pending().await,
-            }
-        };
-        let peer = &self.driver.peer;
-        let space = self.buffer.space().map_err(ConnectionError::Framing);
-        let space = space.map_err(|error| Over::given_up(peer, error))?;
         let reading = match self.pace.gathers_until() {
             Some(_) if !self.is_marked => Reading::Not,
             _ if self.pace.asks() => Reading::UntilDry,
             _ => Reading::Ever,
         };
-        let ready = ready(&mut self.io, space, &mut self.out, &mut self.flush, reading);
+        let driver = &mut self.driver;
         tokio::select! {
             biased;
-            () = self.driver.cancel.cancelled() => return Err(Over::Dismissed),
+            () = driver.cancel.cancelled() => return Err(Over::Dismissed),
             // Together, so that streams which ask where they end share one request.
-            received = self.driver.commands.recv_many(&mut self.commands, MAX_COMMANDS) => {
+            received = driver.commands.recv_many(&mut self.commands, MAX_COMMANDS) => {
                 if received == 0 {
                     return Err(Over::Dismissed);
                 }
@@ -258,35 +198,36 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     self.command(command);
                 }
             }
-            () = self.driver.link.wake.notified() => {}
-            ready = ready => match ready {
-                Ok(Io::Read(len)) => {
-                    self.buffer.filled_by(len);
-                    self.pace.took(len);
-                }
+            () = driver.link.wake.notified() => {}
+            ready = driver.connection.ready(reading) => match ready {
+                Ok(Io::Read(len)) => self.pace.took(len),
                 Ok(Io::Dry) => self.run_dry(),
                 Ok(Io::Wrote) => {}
-                Err(error) => return Err(Over::broken(peer, error)),
+                Err(lost) => return Err(self.lost(lost)),
             },
-            () = sleep => {
+            () = sleep_until(deadline) => {
                 let now = now();
                 if self.pace.is_due(now) {
                     self.mark(false);
                 }
-                let timeout = self.driver.machine.handle_timeout(now);
-                timeout.map_err(|error| Over::given_up(&self.driver.peer, error))?;
+                let timeout = self.driver.connection.machine.handle_timeout(now);
+                timeout.map_err(|error| self.lost(error.into()))?;
             }
         }
         Ok(())
+    }
+
+    fn lost(&self, lost: Lost) -> Over {
+        Over::of(&self.driver.connection.address, lost)
     }
 
     /// All available data was read: new data may gather, unless the window has no room for it,
     /// which would stall the server, or something else is due soon.
     fn run_dry(&mut self) {
         let now = now();
-        let Driver { machine, window, .. } = &self.driver;
-        let has_room = *window == 0
-            || window.saturating_sub(machine.unacknowledged()) >= low_mark(*window) as u64;
+        let (machine, window) = (&self.driver.connection.machine, self.window());
+        let has_room = window == 0
+            || window.saturating_sub(machine.unacknowledged()) >= low_mark(window) as u64;
         let has_time = machine.poll_timeout().is_none_or(|at| at > now + 2 * PAUSE);
         let gathers = self.pace.ran_dry(now, has_room && has_time);
         self.mark(gathers);
@@ -295,16 +236,21 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// Makes the transport ready only from the low-water mark on, or from the first byte.
     fn mark(&mut self, is_wanted: bool) {
         if is_wanted != self.is_marked {
-            let bytes = if is_wanted { low_mark(self.driver.window) } else { 1 };
-            self.is_marked = self.io.ready_from(bytes) && is_wanted;
+            let bytes = if is_wanted { low_mark(self.window()) } else { 1 };
+            self.is_marked = self.driver.connection.io.ready_from(bytes) && is_wanted;
         }
+    }
+
+    /// Flow-control window in bytes.
+    fn window(&self) -> u64 {
+        self.driver.connection.machine.config().window.into()
     }
 
     fn command(&mut self, command: Command) {
         match command {
             Command::Open { vbid, end_seqno, from } => {
                 let fallback = from.clone();
-                match self.driver.machine.open_stream(vbid, end_seqno, *from) {
+                match self.driver.connection.machine.open_stream(vbid, end_seqno, *from) {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
                         // Reported as an end, so that the vBucket is reopened.
@@ -316,19 +262,19 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             }
             Command::Close(vbid) => {
                 self.is_clean = false;
-                self.driver.machine.close_stream(vbid);
+                self.driver.connection.machine.close_stream(vbid);
             }
             Command::Persisted(advanced) => {
                 for PersistedTo { vbid, vbuuid, seqno, .. } in advanced {
-                    self.driver.machine.persisted(vbid, vbuuid, seqno);
+                    self.driver.connection.machine.persisted(vbid, vbuuid, seqno);
                 }
             }
-            Command::Filter(filter) => self.driver.machine.set_filter(filter),
-            Command::Hide(hidden) => self.driver.machine.hide(&hidden),
-            Command::FetchMap => self.driver.machine.request_cluster_map(),
-            Command::FetchHighSeqnos => self.driver.machine.request_high_seqnos(),
+            Command::Filter(filter) => self.driver.connection.machine.set_filter(filter),
+            Command::Hide(hidden) => self.driver.connection.machine.hide(&hidden),
+            Command::FetchMap => self.driver.connection.machine.request_cluster_map(),
+            Command::FetchHighSeqnos => self.driver.connection.machine.request_high_seqnos(),
             Command::FetchCollectionSeqnos(ids) => {
-                self.driver.machine.request_collection_seqnos(&ids);
+                self.driver.connection.machine.request_collection_seqnos(&ids);
             }
         }
     }
@@ -338,14 +284,15 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let now = now();
         let returned = self.driver.link.take_returned();
         if returned > 0 {
-            self.driver.machine.release(now, returned);
+            self.driver.connection.machine.release(now, returned);
         }
         loop {
             let limit = self.limit();
-            let Driver { machine, sink, peer, .. } = &mut self.driver;
-            let walk = machine.handle_input(now, self.buffer.filled(), limit, sink);
-            let walk = walk.map_err(|error| Over::given_up(peer, error))?;
-            self.buffer.consume(walk.consumed);
+            let Driver { connection, sink, .. } = &mut self.driver;
+            let NodeConnection { machine, buffer, .. } = connection;
+            let walk = machine.handle_input(now, buffer.filled(), limit, sink);
+            let walk = walk.map_err(|error| Over::of(&connection.address, error.into()))?;
+            buffer.consume(walk.consumed);
             let released = self.drain_events();
             if released || self.is_full() {
                 self.cut(now)?;
@@ -357,9 +304,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let driver = &mut self.driver;
         if driver.sink.rows() == 0 {
             // The application has nothing to take that would release these bytes.
-            let held = driver.machine.take_held();
+            let held = driver.connection.machine.take_held();
             if held > 0 {
-                driver.machine.release(now, held);
+                driver.connection.machine.release(now, held);
             }
         }
         if self.opened_at.is_none() && self.has_open_batch() {
@@ -369,7 +316,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             self.cut(now)?;
         }
         let driver = &self.driver;
-        let machine = &driver.machine;
+        let machine = &driver.connection.machine;
         driver.link.publish(*machine.stats(), machine.unacknowledged(), machine.unpersisted());
         Ok(())
     }
@@ -388,19 +335,20 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// the window, so that the producer can fill the other half meanwhile, or the producer is
     /// stalled and the application has nothing else to take.
     fn is_full(&self) -> bool {
-        let Driver { machine, sink, policy, window, link, .. } = &self.driver;
+        let Driver { connection, sink, policy, link, .. } = &self.driver;
         if sink.rows() == 0 {
             return false;
         }
+        let (machine, window) = (&connection.machine, self.window());
         sink.rows() >= policy.max_rows
             || sink.size_bytes() >= policy.max_bytes
-            || (*window > 0 && machine.held() * 2 >= *window)
+            || (window > 0 && machine.held() * 2 >= window)
             || (machine.is_window_full() && !link.awaits_taking())
     }
 
     fn has_open_batch(&self) -> bool {
-        let Driver { machine, sink, .. } = &self.driver;
-        sink.rows() > 0 || machine.has_moved() || !self.deferred.is_empty()
+        let Driver { connection, sink, .. } = &self.driver;
+        sink.rows() > 0 || connection.machine.has_moved() || !self.deferred.is_empty()
     }
 
     /// When the open batch is delivered even if it is small: never while the application has
@@ -415,15 +363,15 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     }
 
     fn deadline(&self) -> Option<Instant> {
-        let timeouts =
-            [self.driver.machine.poll_timeout(), self.linger_until(), self.pace.gathers_until()];
+        let machine = &self.driver.connection.machine;
+        let timeouts = [machine.poll_timeout(), self.linger_until(), self.pace.gathers_until()];
         timeouts.into_iter().flatten().min()
     }
 
     /// Handles events of the machine; `true` if the open batch must be delivered first.
     fn drain_events(&mut self) -> bool {
         let mut cut = false;
-        while let Some(event) = self.driver.machine.poll_event() {
+        while let Some(event) = self.driver.connection.machine.poll_event() {
             match event {
                 Event::StreamOpened { vbid, persists_on } => {
                     self.report(Report::Opened { vbid, persists_on });
@@ -445,7 +393,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     self.report(Report::Progress(self.progress(seqnos)));
                 }
                 Event::CollectionSeqnos(answers) => {
-                    let vbids = (0..self.driver.machine.num_vbuckets()).map(Vbid);
+                    let config = self.driver.connection.machine.config();
+                    let vbids = (0..config.num_vbuckets).map(Vbid);
                     let streaming = self.progress(vbids.map(|vbid| (vbid, Seqno::ZERO)));
                     self.report(Report::Collections(answers, streaming));
                 }
@@ -455,7 +404,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                         self.report(Report::Map(Arc::clone(&self.driver.link)));
                     }
                 }
-                Event::ClusterMapChanged => self.driver.machine.request_cluster_map(),
+                Event::Refused { opcode, status } => {
+                    tracing::debug!(%opcode, %status, "a request was refused");
+                }
                 event => tracing::debug!(?event, "an unexpected event"),
             }
         }
@@ -464,7 +415,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
 
     /// Progress of those of these vBuckets that stream here.
     fn progress(&self, high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>) -> Vec<Progress> {
-        let Driver { machine, link, .. } = &self.driver;
+        let Driver { connection: NodeConnection { machine, .. }, link, .. } = &self.driver;
         // If unpersisted changes fill the window, the application cannot empty it.
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
         let is_held_up = is_full || link.has_queued();
@@ -479,8 +430,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// Puts the sink's rows into the queue, then sends the deferred reports.
     fn cut(&mut self, now: Instant) -> Result<(), SinkError> {
         let driver = &mut self.driver;
-        let positions = driver.machine.take_positions();
-        let held = driver.machine.take_held();
+        let machine = &mut driver.connection.machine;
+        let (positions, held) = (machine.take_positions(), machine.take_held());
         let rows = driver.sink.rows();
         if rows > 0 {
             let batch = driver.sink.take_batch()?;
@@ -490,7 +441,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             if !positions.is_empty() {
                 driver.queue.push(Entry::Positions(positions));
             }
-            driver.machine.release(now, held);
+            machine.release(now, held);
         }
         self.opened_at = None;
         for report in std::mem::take(&mut self.deferred) {
@@ -518,7 +469,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         if let Err(error) = self.cut(now()) {
             return self.report(Report::SinkFailed(error));
         }
-        let Driver { id, machine, reports, link, mut commands, .. } = self.driver;
+        let Driver { id, connection, reports, link, mut commands, .. } = self.driver;
+        let machine = connection.machine;
         link.publish(*machine.stats(), 0, Unpersisted::default());
         let mut streams = machine.into_streams();
         // From here on, sending a stream to open fails. The other commands concern only this
@@ -536,64 +488,12 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
 /// Maximum number of commands in one turn.
 const MAX_COMMANDS: usize = 1024;
 
-/// Bytes of unsent output above which nothing is read: a peer that causes output without reading it
-/// has to wait.
-const MAX_UNWRITTEN: usize = 1 << 20;
-
 /// Bytes that are worth a read, but few enough not to stall the server.
 fn low_mark(window: u64) -> usize {
     match usize::try_from(window / 8) {
         Ok(part) if window > 0 => part.min(MIN_READ),
         _ => MIN_READ,
     }
-}
-
-/// Waits to read or write: a connection that is not read while it is written could deadlock with
-/// the server.
-async fn ready<IO: Gather>(
-    io: &mut IO,
-    space: &mut [u8],
-    out: &mut BytesMut,
-    flush: &mut bool,
-    reading: Reading,
-) -> io::Result<Io> {
-    poll_fn(|cx| {
-        if !out.is_empty() {
-            if let Poll::Ready(written) = Pin::new(&mut *io).poll_write(cx, out) {
-                let written = written?;
-                if written == 0 {
-                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
-                }
-                out.advance(written);
-                *flush = true;
-                return Poll::Ready(Ok(Io::Wrote));
-            }
-            if out.len() > MAX_UNWRITTEN {
-                return Poll::Pending;
-            }
-        } else if *flush && let Poll::Ready(flushed) = Pin::new(&mut *io).poll_flush(cx) {
-            flushed?;
-            *flush = false;
-        }
-        if matches!(reading, Reading::Not) {
-            return Poll::Pending;
-        }
-        let mut read = ReadBuf::new(&mut *space);
-        match Pin::new(&mut *io).poll_read(cx, &mut read) {
-            Poll::Pending if matches!(reading, Reading::UntilDry) => Poll::Ready(Ok(Io::Dry)),
-            Poll::Pending => Poll::Pending,
-            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Ready(Ok(())) if read.filled().is_empty() => {
-                Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()))
-            }
-            Poll::Ready(Ok(())) => Poll::Ready(Ok(Io::Read(read.filled().len()))),
-        }
-    })
-    .await
-}
-
-fn now() -> Instant {
-    tokio::time::Instant::now().into_std()
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use dcp_proto::SinkError;
 use dcp_proto::consumer::ConnectionError;
 use dcp_proto::topology::Address;
 
+use crate::connection::Lost;
 use crate::{Error, ErrorKind};
 
 /// How a connection's task ends.
@@ -19,31 +20,27 @@ pub(super) enum Over {
 }
 
 impl Over {
-    /// The machine ended the connection.
-    pub(super) fn given_up(peer: &Address, error: ConnectionError) -> Self {
-        let kind = match &error {
-            ConnectionError::Sink(error) => return Self::Sink(error.clone()),
-            ConnectionError::Idle | ConnectionError::Invalidated(_) => ErrorKind::ConnectionLost,
-            _ => ErrorKind::Protocol,
-        };
-        let message = format!("the connection to {peer} was closed");
-        let status = match error {
-            ConnectionError::Invalidated(status) => Some(status),
-            _ => None,
-        };
-        let lost = Error::new(kind, message).with_source(error);
-        Self::Lost(match status {
-            Some(status) => lost.with_status(status),
-            None => lost,
-        })
-    }
+    /// The connection to `peer` is lost.
+    pub(super) fn of(peer: &Address, lost: Lost) -> Self {
+        use ConnectionError as Ended;
 
-    /// The socket failed.
-    pub(super) fn broken(peer: &Address, error: io::Error) -> Self {
-        let lost = |message| Error::new(ErrorKind::ConnectionLost, message);
-        Self::Lost(match error.kind() {
-            io::ErrorKind::UnexpectedEof => lost(format!("{peer} closed the connection")),
-            _ => lost(format!("the connection to {peer} broke")).with_source(error),
+        let broken = |message| Error::new(ErrorKind::ConnectionLost, message);
+        let closed = |kind| Error::new(kind, format!("the connection to {peer} was closed"));
+        Self::Lost(match lost {
+            Lost::Broken(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                broken(format!("{peer} closed the connection"))
+            }
+            Lost::Broken(error) => {
+                broken(format!("the connection to {peer} broke")).with_source(error)
+            }
+            Lost::Ended(Ended::Sink(error)) => return Self::Sink(error),
+            Lost::Ended(error @ Ended::Invalidated { status, .. }) => {
+                closed(ErrorKind::ConnectionLost).with_source(error).with_status(status)
+            }
+            Lost::Ended(error @ Ended::Idle) => {
+                closed(ErrorKind::ConnectionLost).with_source(error)
+            }
+            Lost::Ended(error) => closed(ErrorKind::Protocol).with_source(error),
         })
     }
 }

@@ -16,6 +16,7 @@ use tokio::time::timeout;
 
 use self::rig::*;
 use super::*;
+use crate::connection::MAX_UNWRITTEN;
 use crate::{Chain, ErrorKind};
 
 fn patient() -> BatchPolicy {

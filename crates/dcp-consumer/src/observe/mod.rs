@@ -2,6 +2,7 @@
 //! over the same connections.
 
 mod nodes;
+mod questions;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -15,9 +16,9 @@ use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::time::{Instant, sleep};
 
 pub(crate) use self::nodes::Nodes;
-use self::nodes::{Seqnos, Visited};
+use self::nodes::Visited;
 use crate::bucket::Bucket;
-use crate::connect::Connected;
+use crate::connection::NodeConnection;
 use crate::opening::Opening;
 use crate::persistence::{on_all_disks, to_answer};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
@@ -60,7 +61,7 @@ pub struct Observation {
 pub struct Observer {
     bucket: Arc<Bucket>,
     opening: Opening,
-    connections: BTreeMap<Address, Connected>,
+    connections: BTreeMap<Address, NodeConnection>,
     /// Histories as last observed. An answer about a branch shows whether it is still the newest,
     /// and a history does not change without a new branch.
     logs: BTreeMap<Vbid, FailoverLog>,
@@ -255,7 +256,7 @@ async fn observe_replicas(
 ) -> bool {
     let newest = |(&vbid, seen): (&Vbid, &Observation)| (vbid, seen.log.newest().vbuuid);
     let branches: BTreeMap<Vbid, Vbuuid> = observed.iter().map(newest).collect();
-    let question = Arc::new(Seqnos { branches });
+    let question = Arc::new(questions::observed_seqnos(branches));
     let mut all = true;
     for visited in nodes.visit(replicas, &question, REPLICA_PATIENCE).await {
         let Visited { address, vbids, answers } = visited;

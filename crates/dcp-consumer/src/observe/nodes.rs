@@ -8,18 +8,19 @@ use std::time::Duration;
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::topology::Address;
 use dcp_proto::{FailoverLog, Position};
-use dcp_wire::message::{Control, ObservedSeqno};
+use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use super::questions::{self, Question};
 use crate::bucket::Bucket;
 use crate::config::YEARS;
-use crate::connect::Connected;
+use crate::connection::NodeConnection;
 use crate::error::Seconds;
 use crate::failure_log::FailureLog;
 use crate::opening::Opening;
-use crate::{Chain, Error, ErrorKind, requests};
+use crate::{Chain, Error, ErrorKind};
 
 /// Pause before requests that were not answered are repeated; it doubles.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -27,143 +28,12 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// A request to nodes. A trait instead of a closure, so that the futures are `Send`.
-pub(crate) trait Question: Send + Sync + 'static {
-    /// The answer for one vBucket.
-    type Answer: Send + 'static;
-
-    /// Asks one node.
-    fn ask(
-        &self,
-        connected: &mut Connected,
-        vbids: &[Vbid],
-    ) -> impl Future<Output = Result<BTreeMap<Vbid, Self::Answer>, Error>> + Send;
-}
-
-/// No request: a connection is enough.
-struct Nothing;
-
-impl Question for Nothing {
-    type Answer = ();
-
-    async fn ask(&self, _: &mut Connected, vbids: &[Vbid]) -> Result<BTreeMap<Vbid, ()>, Error> {
-        Ok(vbids.iter().map(|&vbid| (vbid, ())).collect())
-    }
-}
-
-struct HighSeqnos;
-
-impl Question for HighSeqnos {
-    type Answer = Seqno;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        _: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        requests::high_seqnos(&mut connected.socket, &mut connected.leftover).await
-    }
-}
-
-struct FailoverLogs;
-
-impl Question for FailoverLogs {
-    type Answer = FailoverLog;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        vbids: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        requests::failover_logs(&mut connected.socket, &mut connected.leftover, vbids).await
-    }
-}
-
-/// Seqnos in memory and on disk of copies that were last observed on these branches.
-pub(crate) struct Seqnos {
-    pub(crate) branches: BTreeMap<Vbid, Vbuuid>,
-}
-
-impl Question for Seqnos {
-    type Answer = ObservedSeqno;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        vbids: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
-        let branch = |vbid: &Vbid| Some((*vbid, *self.branches.get(vbid)?));
-        let asked: Vec<_> = vbids.iter().filter_map(branch).collect();
-        requests::observe(&mut connected.socket, &mut connected.leftover, &asked).await
-    }
-}
-
-struct PurgeSeqnos;
-
-impl Question for PurgeSeqnos {
-    /// `None` if the node does not report it.
-    type Answer = Option<Seqno>;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        vbids: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        let told = requests::purge_seqnos(&mut connected.socket, &mut connected.leftover).await?;
-        let Some(told) = told else { return Ok(vbids.iter().map(|&vbid| (vbid, None)).collect()) };
-        // A vBucket without a copy on the node has moved.
-        let seqno = |&vbid: &Vbid| Some((vbid, Some(*told.get(&vbid)?)));
-        Ok(vbids.iter().filter_map(seqno).collect())
-    }
-}
-
-struct Resumption {
-    positions: BTreeMap<Vbid, Position>,
-    filter: StreamFilter,
-}
-
-impl Question for Resumption {
-    /// The seqno to roll back to, if any.
-    type Answer = Option<Seqno>;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        vbids: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        let asked = |&vbid: &Vbid| Some((vbid, self.positions.get(&vbid)?));
-        let asked: Vec<_> = vbids.iter().filter_map(asked).collect();
-        let filter =
-            if connected.outcome.manifest.is_some() { &self.filter } else { &StreamFilter::All };
-        let purge_seqnos = connected.outcome.has_control(Control::MAX_MARKER_VERSION);
-        let Connected { socket, leftover, .. } = connected;
-        requests::rollbacks(socket, leftover, &asked, filter, purge_seqnos).await
-    }
-}
-
-struct CollectionSeqnos {
-    collections: Vec<CollectionId>,
-}
-
-impl Question for CollectionSeqnos {
-    type Answer = Seqno;
-
-    async fn ask(
-        &self,
-        connected: &mut Connected,
-        _: &[Vbid],
-    ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let Connected { socket, leftover, .. } = connected;
-        requests::collection_seqnos(socket, leftover, &self.collections).await
-    }
-}
-
 /// Connections to nodes, and the means to make more.
 pub(crate) struct Nodes {
     bucket: Arc<Bucket>,
     /// How DCP is opened; `None` for plain connections.
     opening: Option<Opening>,
-    connections: BTreeMap<Address, Connected>,
+    connections: BTreeMap<Address, NodeConnection>,
     begun: Instant,
     /// Requests are not repeated after this time.
     deadline: Instant,
@@ -173,10 +43,10 @@ pub(crate) struct Nodes {
 }
 
 /// Result of a request to one node about some vBuckets.
-pub(crate) struct Visited<A> {
-    pub(crate) address: Address,
-    pub(crate) vbids: Vec<Vbid>,
-    pub(crate) answers: Result<BTreeMap<Vbid, A>, Error>,
+pub(super) struct Visited<A> {
+    pub(super) address: Address,
+    pub(super) vbids: Vec<Vbid>,
+    pub(super) answers: Result<BTreeMap<Vbid, A>, Error>,
 }
 
 impl Nodes {
@@ -200,7 +70,7 @@ impl Nodes {
     pub(crate) fn with_connections(
         bucket: Arc<Bucket>,
         opening: Opening,
-        connections: BTreeMap<Address, Connected>,
+        connections: BTreeMap<Address, NodeConnection>,
     ) -> Self {
         Self { connections, ..Self::new(bucket, Some(opening)) }
     }
@@ -211,7 +81,7 @@ impl Nodes {
     }
 
     /// The connections made.
-    pub(crate) fn into_connections(self) -> Vec<Connected> {
+    pub(crate) fn into_connections(self) -> Vec<NodeConnection> {
         self.connections.into_values().collect()
     }
 
@@ -224,7 +94,7 @@ impl Nodes {
         if self.placed(vbids).is_empty() {
             self.find_out_who_is_left().await?;
         }
-        self.ask(&self.placed(vbids), Nothing).await.map(drop)
+        self.ask(&self.placed(vbids), questions::nothing()).await.map(drop)
     }
 
     /// Those of these vBuckets that the map assigns to a node.
@@ -242,7 +112,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let mut seqnos = self.ask(vbids, HighSeqnos).await?;
+        let mut seqnos = self.ask(vbids, questions::high_seqnos()).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         self.bucket.saw(&seqnos);
         Ok(seqnos)
@@ -256,7 +126,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        self.ask(vbids, FailoverLogs).await
+        self.ask(vbids, questions::failover_logs()).await
     }
 
     /// Highest seqnos of these vBuckets, each with the failover log of its history: both are
@@ -309,7 +179,7 @@ impl Nodes {
         branches: &BTreeMap<Vbid, Vbuuid>,
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
         let vbids = branches.keys().copied().collect();
-        self.ask(&vbids, Seqnos { branches: branches.clone() }).await
+        self.ask(&vbids, questions::observed_seqnos(branches.clone())).await
     }
 
     /// Purge seqnos of these vBuckets; `None` if the node does not report them.
@@ -320,7 +190,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        self.ask(vbids, PurgeSeqnos).await
+        self.ask(vbids, questions::purge_seqnos()).await
     }
 
     /// Whether streams could resume from these positions; if not, the seqnos they are rolled back
@@ -334,8 +204,7 @@ impl Nodes {
         filter: &StreamFilter,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         let vbids = positions.keys().copied().collect();
-        let (positions, filter) = (positions.clone(), filter.clone());
-        self.ask(&vbids, Resumption { positions, filter }).await
+        self.ask(&vbids, questions::rollbacks(positions.clone(), filter.clone())).await
     }
 
     /// Highest seqnos that any of these collections has in these vBuckets.
@@ -347,18 +216,18 @@ impl Nodes {
         vbids: &BTreeSet<Vbid>,
         collections: &[CollectionId],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let collections = collections.to_vec();
-        let mut seqnos = self.ask(vbids, CollectionSeqnos { collections }).await?;
+        let question = questions::collection_seqnos(collections.to_vec());
+        let mut seqnos = self.ask(vbids, question).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         Ok(seqnos)
     }
 
     /// Repeats requests until every vBucket is answered.
-    async fn ask<Q: Question>(
+    async fn ask<A: Send + 'static>(
         &mut self,
         vbids: &BTreeSet<Vbid>,
-        question: Q,
-    ) -> Result<BTreeMap<Vbid, Q::Answer>, Error> {
+        question: Question<A>,
+    ) -> Result<BTreeMap<Vbid, A>, Error> {
         let (question, mut answers, mut pause) = (Arc::new(question), BTreeMap::new(), PAUSE);
         loop {
             let missing: BTreeSet<Vbid> =
@@ -396,11 +265,11 @@ impl Nodes {
 
     /// Sends one request to each node. Returns a temporary failure, with a vBucket that it
     /// concerns.
-    async fn round<Q: Question>(
+    async fn round<A: Send + 'static>(
         &mut self,
         missing: &BTreeSet<Vbid>,
-        answers: &mut BTreeMap<Vbid, Q::Answer>,
-        question: &Arc<Q>,
+        answers: &mut BTreeMap<Vbid, A>,
+        question: &Arc<Question<A>>,
     ) -> Result<Option<(Vbid, Error)>, Error> {
         let mut by_address = self.bucket.by_address(missing.iter().copied());
         let nowhere = by_address.remove(&None).unwrap_or_default();
@@ -439,19 +308,19 @@ impl Nodes {
     }
 
     /// Sends requests to these nodes concurrently, so that none delays the others.
-    pub(crate) async fn visit<Q: Question>(
+    pub(super) async fn visit<A: Send + 'static>(
         &mut self,
         nodes: BTreeMap<Address, Vec<Vbid>>,
-        question: &Arc<Q>,
+        question: &Arc<Question<A>>,
         limit: Duration,
-    ) -> Vec<Visited<Q::Answer>> {
+    ) -> Vec<Visited<A>> {
         let mut visits = JoinSet::new();
         for (address, vbids) in nodes {
             let (bucket, opening) = (Arc::clone(&self.bucket), self.opening.clone());
             let (question, kept) = (Arc::clone(question), self.connections.remove(&address));
             visits.spawn(async move {
                 let connect = bucket.connect_to(&address, opening.as_ref(), limit);
-                let asked = ask_node(kept, connect, &*question, &vbids, limit).await;
+                let asked = ask_node(&bucket, &question, &vbids, kept, connect, limit).await;
                 (address, vbids, asked)
             });
         }
@@ -459,8 +328,8 @@ impl Nodes {
         while let Some(visit) = visits.join_next().await {
             // A task that was ended by the runtime has no answer.
             let Ok((address, vbids, asked)) = visit else { continue };
-            let answers = asked.map(|(connected, answers)| {
-                self.connections.insert(address.clone(), connected);
+            let answers = asked.map(|(connection, answers)| {
+                self.connections.insert(address.clone(), connection);
                 answers
             });
             visited.push(Visited { address, vbids, answers });
@@ -482,11 +351,11 @@ impl Nodes {
     /// [`ErrorKind::BucketNotFound`] if another bucket has the name.
     pub(crate) async fn refresh_map(&mut self, limit: Duration) -> Result<(), Error> {
         let mut refreshes = JoinSet::new();
-        for (address, mut connected) in std::mem::take(&mut self.connections) {
+        for (address, mut connection) in std::mem::take(&mut self.connections) {
             let bucket = Arc::clone(&self.bucket);
             refreshes.spawn(async move {
-                match timeout(limit, bucket.refresh(&mut connected)).await {
-                    Ok(Ok(())) => return Some((address, connected)),
+                match timeout(limit, bucket.refresh(&mut connection)).await {
+                    Ok(Ok(())) => return Some((address, connection)),
                     Ok(Err(error)) => {
                         tracing::debug!(%address, error = %Chain(&error), "a node sent no map");
                     }
@@ -504,27 +373,29 @@ impl Nodes {
     }
 }
 
-/// Sends a request to one node, over the existing connection or a new one. A failed connection is
-/// dropped: it is dead, or a late answer would be taken for the answer to the next request.
-async fn ask_node<Q: Question>(
-    kept: Option<Connected>,
-    connect: impl Future<Output = Result<Connected, Error>>,
-    question: &Q,
+/// Asks one node over the existing connection or a new one. A failed connection is dropped: it is
+/// dead, or busy with an answer that nobody waits for.
+async fn ask_node<A>(
+    bucket: &Bucket,
+    question: &Question<A>,
     vbids: &[Vbid],
+    kept: Option<NodeConnection>,
+    connect: impl Future<Output = Result<NodeConnection, Error>>,
     limit: Duration,
-) -> Result<(Connected, BTreeMap<Vbid, Q::Answer>), Error> {
+) -> Result<(NodeConnection, BTreeMap<Vbid, A>), Error> {
     let deadline = Instant::now() + limit;
-    if let Some(mut connected) = kept
-        && let Ok(Ok(answers)) = timeout(limit / 2, question.ask(&mut connected, vbids)).await
+    if let Some(mut connection) = kept
+        && let asked = question.ask(bucket, &mut connection, vbids)
+        && let Ok(Ok(answers)) = timeout(limit / 2, asked).await
     {
-        return Ok((connected, answers));
+        return Ok((connection, answers));
     }
-    let connected = timeout_at(deadline, connect).await;
-    let mut connected = connected.unwrap_or_else(|_| Err(late(limit)))?;
-    let answers = timeout_at(deadline, question.ask(&mut connected, vbids)).await;
+    let connection = timeout_at(deadline, connect).await;
+    let mut connection = connection.unwrap_or_else(|_| Err(late(limit)))?;
+    let answers = timeout_at(deadline, question.ask(bucket, &mut connection, vbids)).await;
     match answers.unwrap_or_else(|_| Err(late(limit))) {
-        Ok(answers) => Ok((connected, answers)),
-        Err(error) => Err(error.of_node(&connected.address)),
+        Ok(answers) => Ok((connection, answers)),
+        Err(error) => Err(error.of_node(&connection.address)),
     }
 }
 

@@ -1,17 +1,20 @@
 //! The task that observes the persisted seqnos of one node.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dcp_proto::consumer::Event;
 use dcp_proto::topology::Address;
+use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Status, Vbid, Vbuuid};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::{Answer, Question, to_answer};
 use crate::bucket::Bucket;
-use crate::connect::Connected;
-use crate::{Error, ErrorKind, requests};
+use crate::connection::NodeConnection;
+use crate::{Error, ErrorKind};
 
 /// How long a node may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -47,28 +50,27 @@ pub(crate) async fn observe(
         }
         report(observed);
     }
-    if let Some(connected) = connection {
-        bucket.pool().put(connected, None);
+    if let Some(connection) = connection {
+        bucket.put_into_pool(connection, None);
     }
 }
 
 async fn ask(
     bucket: &Bucket,
     address: &Address,
-    connection: &mut Option<Connected>,
+    connection: &mut Option<NodeConnection>,
     question: &[(Vbid, Vbuuid)],
 ) -> Observed {
-    let connected = match connection {
-        Some(connected) => connected,
+    let connection = match connection {
+        Some(connection) => connection,
         None => match Box::pin(bucket.connect_to(address, None, PATIENCE)).await {
-            Ok(connected) => connection.insert(connected),
+            Ok(made) => connection.insert(made),
             Err(error) => return Observed::Lost(error),
         },
     };
-    let observed =
-        requests::observe(&mut connected.socket, &mut connected.leftover, question).await;
-    let observed = match observed {
-        Ok(observed) => observed,
+    let asked = bucket.ask(connection, |machine| machine.request_observed_seqnos(question));
+    let observed = match asked.await {
+        Ok(answers) => observed_seqnos(answers),
         Err(error) => return failure(error),
     };
     let answer = |&(vbid, _): &(Vbid, _)| observed.get(&vbid).map(to_answer);
@@ -76,6 +78,15 @@ async fn ask(
         question.iter().map(|asked| (asked.0, answer(asked))).collect();
     let is_map_old = answers.iter().any(|(_, answer)| answer.is_none());
     Observed::Answers { answers, is_map_old }
+}
+
+/// The observed seqnos among answers.
+pub(crate) fn observed_seqnos(answers: Vec<Event>) -> BTreeMap<Vbid, ObservedSeqno> {
+    let observed = answers.into_iter().filter_map(|answer| match answer {
+        Event::ObservedSeqno(observed) => Some((observed.vbid, observed)),
+        _ => None,
+    });
+    observed.collect()
 }
 
 /// Whether a retry can help.

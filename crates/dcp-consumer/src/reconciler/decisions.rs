@@ -28,7 +28,7 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
         EndCause::Refused(OpenStreamError::Refused { status, .. }) => {
             decide_refusal(vbid, *status, has_streamed)
         }
-        EndCause::RolledBack(rollback) => {
+        EndCause::RolledBack { rollback, .. } => {
             let message = format!(
                 "{vbid} was rolled back to seqno {}: the changes read above it are no longer valid",
                 rollback.seqno

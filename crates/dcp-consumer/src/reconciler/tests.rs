@@ -192,7 +192,10 @@ fn a_rollback_that_is_to_be_raised_ends_the_stream() {
         new_vbuuid: Vbuuid(1),
         epoch: 1,
     };
-    assert_eq!(verdict(EndCause::RolledBack(rollback)), Fatal(ErrorKind::Rollback));
+    assert_eq!(
+        verdict(EndCause::RolledBack { rollback, to: rollback.seqno }),
+        Fatal(ErrorKind::Rollback)
+    );
 }
 
 #[test]

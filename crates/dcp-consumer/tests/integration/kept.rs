@@ -8,7 +8,7 @@ use dcp_producer::{Producer, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, options, producer, read_all, reader, write};
+use crate::embedded::{PATIENCE, cluster_options, options, producer, read_all, reader, write};
 use crate::rows::{Item, Rows};
 
 const KEEP: Duration = Duration::from_secs(60);
@@ -116,6 +116,26 @@ async fn those_whose_node_was_restarted_are_replaced() {
     assert_eq!(rows(&client, everything()).await, 500);
     producer.restart(0, true).await.unwrap();
     assert_eq!(rows(&client, everything()).await, 500);
+}
+
+#[tokio::test]
+async fn a_map_that_is_pushed_to_them_is_known_without_a_request() {
+    let mut options = cluster_options();
+    (options.nodes, options.vbuckets, options.replicas) = (2, 4, 1);
+    let producer = Producer::start(options).await.unwrap();
+    write(&producer, 0..100);
+    let client = connect(&producer, KEEP).await;
+    assert_eq!(rows(&client, everything()).await, 100);
+    assert_eq!(client.vbuckets_by_node().len(), 2);
+    count(&producer, "GET_CLUSTER_CONFIG");
+    producer.failover(1, true).unwrap();
+    let moved = async {
+        while client.vbuckets_by_node().len() != 1 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(PATIENCE, moved).await.unwrap();
+    assert_eq!(counted(&producer), 0);
 }
 
 #[tokio::test]

@@ -113,8 +113,13 @@ pub enum ConnectionError {
     Framing(DecodeError),
     /// The server answered that the connection has lost its login or its bucket: nothing that is
     /// requested on it succeeds, and a new one is needed.
-    #[error("the server no longer serves the connection: {0}")]
-    Invalidated(Status),
+    #[error("the server no longer serves the connection: {status}")]
+    Invalidated {
+        /// Opcode of the request.
+        opcode: Opcode,
+        /// The answer.
+        status: Status,
+    },
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]
     Idle,

@@ -1,13 +1,14 @@
 //! What a connection reports to its driver.
 
 use core::fmt;
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use dcp_wire::message::StreamEndReason;
-use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
+use dcp_wire::message::{ObservedSeqno, StreamEndReason};
+use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use super::{Hidden, OpenStreamError};
-use crate::{CaughtUp, History, Position, Rollback};
+use crate::{CaughtUp, FailoverLog, History, Position, Rollback};
 
 /// Where a vBucket's next stream resumes: everything it needs from the previous one.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -114,7 +115,12 @@ pub enum EndCause {
     /// It was never opened.
     Refused(OpenStreamError),
     /// The server asked for a rollback, and [`OnRollback::Fail`](crate::OnRollback::Fail) is set.
-    RolledBack(Rollback),
+    RolledBack {
+        /// What it would do to the stream.
+        rollback: Rollback,
+        /// The seqno that the server asked to go back to.
+        to: Seqno,
+    },
     /// [`close_stream`](super::Connection::close_stream) was called.
     Closed,
 }
@@ -124,8 +130,8 @@ pub enum EndCause {
 pub struct CollectionSeqnos {
     /// The collection.
     pub collection: CollectionId,
-    /// Its highest seqno in each active vBucket that contains it; `None` if the node refused.
-    pub seqnos: Option<Vec<(Vbid, Seqno)>>,
+    /// Its highest seqno in each active vBucket that contains it, or how the node refused.
+    pub seqnos: Result<Vec<(Vbid, Seqno)>, Status>,
 }
 
 /// What a connection reports to its driver, apart from anything that can be a row.
@@ -172,10 +178,27 @@ pub enum Event {
     /// The scope or collection that was created last and whose documents are left out: other
     /// connections need to know it before they take over a vBucket that is past its creation.
     Hidden(Hidden),
-    /// A cluster map, pushed or sent with a refusal, as JSON.
+    /// A cluster map, requested, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),
-    /// The cluster map has changed and the new one was not included: request it.
-    ClusterMapChanged,
+    /// The collections manifest as JSON; `None` if the node has none. See
+    /// [`request_manifest`](super::Connection::request_manifest).
+    Manifest(Option<Bytes>),
+    /// The failover log of a vBucket; see
+    /// [`request_failover_logs`](super::Connection::request_failover_logs).
+    FailoverLog(Vbid, FailoverLog),
+    /// Seqnos in memory and on disk of a copy; on branch 0 if it does not know the requested one.
+    /// See [`request_observed_seqnos`](super::Connection::request_observed_seqnos).
+    ObservedSeqno(ObservedSeqno),
+    /// The purge seqnos of the node's copies; `None` if the user may not read them. See
+    /// [`request_purge_seqnos`](super::Connection::request_purge_seqnos).
+    PurgeSeqnos(Option<BTreeMap<Vbid, Seqno>>),
+    /// A request outside of any stream was refused.
+    Refused {
+        /// Opcode of the request.
+        opcode: Opcode,
+        /// The answer.
+        status: Status,
+    },
 }
 
 impl fmt::Display for EndCause {
@@ -184,7 +207,9 @@ impl fmt::Display for EndCause {
             Self::Complete => f.write_str("its end was reached"),
             Self::Ended(reason) => write!(f, "the server ended it ({reason})"),
             Self::Refused(error) => write!(f, "the server refused it ({error})"),
-            Self::RolledBack(rollback) => write!(f, "rolled back to seqno {}", rollback.seqno),
+            Self::RolledBack { rollback, .. } => {
+                write!(f, "rolled back to seqno {}", rollback.seqno)
+            }
             Self::Closed => f.write_str("closed by the client"),
         }
     }

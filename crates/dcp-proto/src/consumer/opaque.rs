@@ -2,24 +2,26 @@
 
 use dcp_wire::{Opaque, Vbid};
 
-/// Creates opaques: the vBucket in the low 16 bits and a version above them, so that an opaque is
-/// reused only after 65,535 other requests.
-///
-/// Version 0 is for requests that concern the connection.
-#[derive(Debug)]
+/// Creates opaques, each of which is reused only after 65,535 other requests. Those about a vBucket
+/// have it in the low 16 bits and a version above them. Those about the connection have version 0
+/// and a number.
+#[derive(Debug, Default)]
 pub(super) struct Opaques {
     version: u16,
+    number: u16,
 }
 
 impl Opaques {
-    pub(super) const fn new() -> Self {
-        Self { version: 0 }
-    }
-
     /// A new opaque for a request about `vbid`.
-    pub(super) fn stream(&mut self, vbid: Vbid) -> Opaque {
+    pub(super) fn vbucket(&mut self, vbid: Vbid) -> Opaque {
         self.version = self.version.checked_add(1).unwrap_or(1);
         Opaque(u32::from(self.version) << 16 | u32::from(vbid.0))
+    }
+
+    /// A new opaque for a request about the connection.
+    pub(super) fn connection(&mut self) -> Opaque {
+        self.number = self.number.checked_add(1).unwrap_or(1);
+        Opaque(self.number.into())
     }
 }
 
@@ -34,16 +36,17 @@ mod tests {
 
     #[test]
     fn an_opaque_names_its_vbucket_and_is_new_each_time() {
-        let mut opaques = Opaques::new();
-        let first = opaques.stream(Vbid(1023));
-        let second = opaques.stream(Vbid(1023));
+        let mut opaques = Opaques::default();
+        let first = opaques.vbucket(Vbid(1023));
+        let second = opaques.vbucket(Vbid(1023));
         assert_ne!(first, second);
         assert_eq!((vbid_of(first), vbid_of(second)), (Vbid(1023), Vbid(1023)));
     }
 
     #[test]
-    fn version_0_is_left_out_when_versions_wrap() {
-        let mut opaques = Opaques { version: u16::MAX };
-        assert_eq!(opaques.stream(Vbid(0)), Opaque(1 << 16));
+    fn opaque_0_and_version_0_are_left_out_when_they_wrap() {
+        let mut opaques = Opaques { version: u16::MAX, number: u16::MAX };
+        assert_eq!(opaques.vbucket(Vbid(0)), Opaque(1 << 16));
+        assert_eq!(opaques.connection(), Opaque(1), "0 is that of packets without one");
     }
 }

@@ -252,7 +252,14 @@ fn a_map_may_come_compressed_whichever_way_it_comes() {
             Frame::response(Opcode::DCP_STREAM_REQ, Status::NOT_MY_VBUCKET),
         ] {
             let datatype = Datatype::JSON.with(Datatype::SNAPPY);
-            let packet = packet.with_opaque(server.opaque).with_datatype(datatype);
+            let opaque = match packet.header.opcode {
+                Opcode::GET_CLUSTER_CONFIG => {
+                    server.machine.request_cluster_map();
+                    server.packets()[0].opaque()
+                }
+                _ => server.opaque,
+            };
+            let packet = packet.with_opaque(opaque).with_datatype(datatype);
             packet.with_value(value).encode(&mut server.wire).unwrap();
             server.play();
             let events = server.events().into_iter();

@@ -286,7 +286,7 @@ fn an_answer_that_voids_the_connection_ends_it_and_no_other_does() {
             let asked = server.open(StreamPosition::new(Position::EARLIEST));
             let answer = Frame::response(opcode, status).with_opaque(asked.opaque);
             answer.encode(&mut server.wire).unwrap();
-            assert_eq!(server.try_play(), Err(ConnectionError::Invalidated(status)), "{opcode}");
+            assert_eq!(server.try_play(), Err(ConnectionError::Invalidated { opcode, status }));
             let left =
                 std::mem::replace(&mut server.machine, Connection::new(config(), server.now));
             assert_eq!(left.into_streams().len(), 1, "it is requested again elsewhere");

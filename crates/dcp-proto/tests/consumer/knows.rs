@@ -198,7 +198,8 @@ fn a_position_the_server_finds_out_of_range_is_rolled_back_to_the_beginning() {
     server.open(from());
     server.answer(Status::ERANGE, &[]).play();
     let events = server.events();
-    let [Event::StreamEnded { cause: EndCause::RolledBack(to), .. }] = &events[..] else {
+    let [Event::StreamEnded { cause: EndCause::RolledBack { rollback: to, .. }, .. }] = &events[..]
+    else {
         panic!("{events:?}")
     };
     assert_eq!((to.seqno, server.sent(), server.sink.items.len()), (Seqno(0), vec![], 0));

@@ -7,6 +7,7 @@ mod hidden;
 mod hostile;
 mod knows;
 mod pair;
+mod requests;
 mod rollbacks;
 mod rules;
 mod runs;

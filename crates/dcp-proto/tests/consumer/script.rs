@@ -136,10 +136,12 @@ impl Script {
                 let push = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_key(b"default");
                 encoded(&push.with_extras(&[0; 16]).with_value(map.as_bytes()))
             }
-            ["MAP"] => encoded(&Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS)),
-            ["MAP", map] => {
+            ["MAP", ..] => {
+                self.server.machine.request_cluster_map();
+                let asked = self.server.packets();
                 let answer = Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS);
-                encoded(&answer.with_value(map.as_bytes()))
+                let answer = answer.with_opaque(asked[0].opaque());
+                encoded(&answer.with_value(words[1..].concat().as_bytes()))
             }
             ["KEY", seqno, digits] => {
                 let (seqno, key, mut wire) = (Seqno(number(seqno)), hex(digits), Vec::new());

@@ -1,9 +1,11 @@
 //! Reading in bulk: over a pipe that counts reads, and one that has a low mark as TCP on Linux.
 
+use std::io;
+use std::pin::Pin;
 use std::sync::atomic::AtomicUsize;
-use std::task::{Context, Waker};
+use std::task::{Context, Poll, Waker};
 
-use tokio::io::{AsyncRead, DuplexStream};
+use tokio::io::{AsyncRead, DuplexStream, ReadBuf};
 
 use super::*;
 

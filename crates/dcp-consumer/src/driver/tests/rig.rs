@@ -1,19 +1,22 @@
 //! A server for one connection, as a script plays it.
 
 use std::future::poll_fn;
+use std::io;
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Context;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use dcp_proto::OnRollback;
 use dcp_proto::consumer::{ConnectionConfig, Delivery, StreamFilter};
+use dcp_proto::topology::Address;
 use dcp_proto::{Change, ChangeSink, Position, Rollback};
 use dcp_test::peer::Peer;
 use dcp_test::words::message;
 use dcp_wire::message::{FailoverEntry, StreamAddress, encode_failover_log};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Status, Vbuuid};
-use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, duplex};
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream, ReadBuf, duplex};
 use tokio::time::timeout;
 
 use super::super::*;
@@ -207,21 +210,19 @@ impl Server {
             delivery,
             max_body_len: MAX_BODY_LEN,
         };
+        let (address, pipe) = (Address::new("node", 11210), Pipe { io: far, hook });
         let driver = Driver {
             id: ConnectionId(1),
-            peer: Address::new("node", 11210),
-            machine: Connection::new(config, now()),
+            connection: NodeConnection::new(address, pipe, &[], config),
             sink: Seqnos::default(),
             policy,
-            window: WINDOW.into(),
-            max_body_len: MAX_BODY_LEN,
             queue: Arc::clone(&queue),
             link: Arc::default(),
             commands: receiver,
             reports: sender,
             cancel: cancel.clone(),
         };
-        tokio::spawn(driver.run(Pipe { io: far, hook }, BytesMut::new()));
+        tokio::spawn(driver.run());
         let peer = Peer::new(io).patient(WEEK);
         let mut server = Self { peer, opaque: Opaque(0), queue, commands, reports, cancel };
         server.open(Vbid(0)).await;

@@ -1,14 +1,16 @@
-//! The server's answers to stream requests.
+//! The server's answers to requests.
 
-use dcp_wire::message::{VbSeqnos, rollback_seqno};
-use dcp_wire::{Frame, ManifestUid, Opcode, Seqno, Status, Vbid};
+use bytes::Bytes;
+use dcp_wire::message::{ObservedSeqno, VbSeqnos, rollback_seqno};
+use dcp_wire::{DecodeError, Frame, Header, ManifestUid, Opcode, Seqno, Status, Vbid, Vbuuid};
 use serde::Deserialize;
 
+use super::requests::Asked;
 use super::{Connection, send_close};
 use crate::consumer::inflated::inflated;
 use crate::consumer::opaque::vbid_of;
 use crate::consumer::stream::{Fault, State};
-use crate::consumer::{EndCause, Event, Misbehaviour, OpenStreamError};
+use crate::consumer::{CollectionSeqnos, EndCause, Event, Misbehaviour, OpenStreamError};
 use crate::{ChangeSink, FailoverLog, OnRollback};
 
 impl Connection {
@@ -17,44 +19,127 @@ impl Connection {
         frame: &Frame<'_>,
         sink: &mut S,
     ) -> Result<(), Fault> {
-        if is_invalidating(frame.header.status()) {
-            return Err(Fault::Invalidated(frame.header.status()));
+        let Header { opcode, .. } = frame.header;
+        let status = frame.header.status();
+        if is_invalidating(status) {
+            return Err(Fault::Invalidated { opcode, status });
         }
-        match frame.header.opcode {
+        match opcode {
             Opcode::DCP_STREAM_REQ => self.stream_answered(frame, sink),
             Opcode::DCP_CLOSE_STREAM => {
                 self.stream_closed(frame);
                 Ok(())
             }
-            Opcode::GET_CLUSTER_CONFIG => {
-                if frame.header.status().is_success() {
-                    self.cluster_map(frame);
-                }
-                Ok(())
+            Opcode::DCP_GET_FAILOVER_LOG
+            | Opcode::GET_ALL_VB_SEQNOS
+            | Opcode::GET_CLUSTER_CONFIG
+            | Opcode::GET_COLLECTIONS_MANIFEST
+            | Opcode::OBSERVE_SEQNO
+            | Opcode::STAT => self.request_answered(frame, sink),
+            // A server answers only malformed acknowledgements, which are never sent here.
+            _ => Err(Misbehaviour::UnexpectedPacket.into()),
+        }
+    }
+
+    /// Handles the answer to a request outside of any stream.
+    fn request_answered<S: ChangeSink>(
+        &mut self,
+        frame: &Frame<'_>,
+        sink: &mut S,
+    ) -> Result<(), Fault> {
+        let Header { opcode, opaque, .. } = frame.header;
+        let Some(asked) = self.requests.take(opaque, opcode) else {
+            self.stats.stale_responses += 1;
+            return Ok(());
+        };
+        match (asked, frame.header.status()) {
+            (Asked::ClusterMap, Status::SUCCESS)
+            // The vBucket has moved.
+            | (Asked::FailoverLog(_) | Asked::ObservedSeqno(_), Status::NOT_MY_VBUCKET) => {
+                self.cluster_map(frame);
             }
-            Opcode::GET_ALL_VB_SEQNOS if self.collection_answered(frame)? => Ok(()),
-            Opcode::GET_ALL_VB_SEQNOS if self.asked_high_seqnos == 0 => {
-                self.stats.stale_responses += 1;
-                Ok(())
+            (Asked::Manifest, Status::SUCCESS) => {
+                let json = Bytes::from(inflated(frame)?.into_owned());
+                self.events.push_back(Event::Manifest(Some(json)));
             }
-            Opcode::GET_ALL_VB_SEQNOS => {
-                self.asked_high_seqnos -= 1;
-                let (number, status) = (frame.header.opaque.0, frame.header.status());
-                if !status.is_success() {
-                    self.high_seqnos_refused(number, status);
-                    return Ok(());
-                }
+            (Asked::Manifest, Status::NO_COLLECTIONS_MANIFEST) => {
+                self.events.push_back(Event::Manifest(None));
+            }
+            (Asked::HighSeqnos { number }, Status::SUCCESS) => {
                 let seqnos: Vec<_> = VbSeqnos::decode(frame.value)?.collect();
                 self.heard_high_seqnos(number, &seqnos);
                 for &(vbid, high) in &seqnos {
                     self.lower_catch_up(vbid, high, sink)?;
                 }
                 self.events.push_back(Event::HighSeqnos(seqnos));
-                Ok(())
             }
-            // A server answers only malformed acknowledgements, which are never sent here.
-            _ => Err(Misbehaviour::UnexpectedPacket.into()),
+            (Asked::CollectionSeqnos(collection), status) => {
+                let seqnos = self.collection_seqnos(frame.value, status)?;
+                self.requests.collections.push(CollectionSeqnos { collection, seqnos });
+                if !self.requests.awaits_collections() {
+                    let answers = std::mem::take(&mut self.requests.collections);
+                    self.events.push_back(Event::CollectionSeqnos(answers));
+                }
+            }
+            (Asked::FailoverLog(vbid), Status::SUCCESS) => {
+                let log = FailoverLog::decode(frame.value);
+                let log = log.map_err(|_| Misbehaviour::InvalidFailoverLog)?;
+                self.events.push_back(Event::FailoverLog(vbid, log));
+            }
+            (Asked::ObservedSeqno(vbid), Status::SUCCESS) => {
+                let observed = ObservedSeqno::decode(frame.value)?;
+                self.events.push_back(Event::ObservedSeqno(ObservedSeqno { vbid, ..observed }));
+            }
+            (Asked::ObservedSeqno(vbid), Status::KEY_ENOENT) => {
+                self.events.push_back(Event::ObservedSeqno(ObservedSeqno {
+                    vbid,
+                    vbuuid: Vbuuid(0),
+                    persisted_seqno: Seqno::ZERO,
+                    current_seqno: Seqno::ZERO,
+                    failover: None,
+                }));
+            }
+            // One answer for each statistic, then one without a key.
+            (Asked::PurgeSeqnos(mut seqnos), Status::SUCCESS) if !frame.key.is_empty() => {
+                let there = purge_seqno(frame.key, frame.value)
+                    .filter(|(vbid, _)| vbid.index() < self.streams.len());
+                seqnos.extend(there);
+                self.requests.put_back(opaque, Asked::PurgeSeqnos(seqnos));
+            }
+            (Asked::PurgeSeqnos(seqnos), Status::SUCCESS) => {
+                self.events.push_back(Event::PurgeSeqnos(Some(seqnos)));
+            }
+            // The user may not read them.
+            (Asked::PurgeSeqnos(_), status) if !status.is_temporary() => {
+                tracing::debug!(%status, "a node does not report its purge seqnos");
+                self.events.push_back(Event::PurgeSeqnos(None));
+            }
+            (asked, status) => {
+                if let Asked::HighSeqnos { number } = asked {
+                    self.high_seqnos_refused(number, status);
+                }
+                self.events.push_back(Event::Refused { opcode, status });
+            }
         }
+        Ok(())
+    }
+
+    /// The seqnos of a collection: at most one per vBucket, however long the answer is. A collection
+    /// that the node does not have has none.
+    fn collection_seqnos(
+        &self,
+        value: &[u8],
+        status: Status,
+    ) -> Result<Result<Vec<(Vbid, Seqno)>, Status>, DecodeError> {
+        Ok(match status {
+            Status::SUCCESS => {
+                let entries = VbSeqnos::decode(value)?;
+                let there = entries.filter(|(vbid, _)| vbid.index() < self.streams.len());
+                Ok(there.take(self.streams.len()).collect())
+            }
+            Status::UNKNOWN_COLLECTION => Ok(Vec::new()),
+            status => Err(status),
+        })
     }
 
     /// The server sent a cluster map, or nothing if it has no newer one.
@@ -140,13 +225,13 @@ impl Connection {
         if policy == OnRollback::Fail {
             // Not delivered, so that the position stays at one the application knows.
             stream.dirty = false;
-            self.end(vbid, EndCause::RolledBack(rollback));
+            self.end(vbid, EndCause::RolledBack { rollback, to });
             return Ok(());
         }
         sink.rollback(&rollback)?;
         self.events.push_back(Event::RolledBack(rollback));
         self.dirty.push(vbid);
-        stream.restart(self.opaques.stream(vbid));
+        stream.restart(self.opaques.vbucket(vbid));
         self.request(vbid);
         Ok(())
     }
@@ -201,7 +286,7 @@ impl Connection {
             self.end(vbid, EndCause::Closed);
             return;
         }
-        stream.restart(self.opaques.stream(vbid));
+        stream.restart(self.opaques.vbucket(vbid));
         self.request(vbid);
     }
 }
@@ -214,6 +299,13 @@ const fn is_invalidating(status: Status) -> bool {
         status,
         Status::NO_BUCKET | Status::AUTH_STALE | Status::AUTH_ERROR | Status::NOT_INITIALIZED
     )
+}
+
+/// Reads `vb_17:purge_seqno` and ignores the other statistics.
+fn purge_seqno(name: &[u8], value: &[u8]) -> Option<(Vbid, Seqno)> {
+    let vbid = std::str::from_utf8(name).ok()?.strip_prefix("vb_")?.strip_suffix(":purge_seqno")?;
+    let seqno = std::str::from_utf8(value).ok()?;
+    Some((Vbid(vbid.parse().ok()?), Seqno(seqno.parse().ok()?)))
 }
 
 /// The manifest uid in the JSON body of a refusal, if it names one.

@@ -1,10 +1,10 @@
-//! One DCP connection: packets in, changes to the sink, requests out.
+//! One connection to a node: packets in, changes to the sink, requests out.
 
 mod answers;
-mod collections;
 mod mitigation;
-mod request;
+mod requests;
 mod run;
+mod stream_request;
 mod walk;
 
 use std::collections::VecDeque;
@@ -12,11 +12,11 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
-use dcp_wire::{Frame, Opaque, Opcode, Seqno, Status, Vbid};
+use dcp_wire::{Frame, Seqno, Status, Vbid};
 
-use self::collections::CollectionRequests;
-use self::request::RequestContext;
-pub use self::request::StreamFilter;
+use self::requests::Requests;
+use self::stream_request::RequestContext;
+pub use self::stream_request::StreamFilter;
 use super::delivery::{Delivery, Hidden};
 use super::opaque::Opaques;
 use super::stream::{State, Stream};
@@ -88,16 +88,15 @@ pub struct Walk {
     pub limited: bool,
 }
 
-/// One DCP connection after its set-up (public DCP pages "flow-control", "dead-connections" and
-/// those of the messages).
+/// One connection to a node after its set-up (public DCP pages "flow-control", "dead-connections"
+/// and those of the messages), whether it streams, is only asked, or is idle. On a connection without
+/// DCP, the window is 0, noops are off, and no stream can be opened.
 ///
 /// # Driving it
 ///
 /// * inputs: [`handle_input`](Self::handle_input), [`handle_timeout`](Self::handle_timeout);
 /// * commands: [`open_stream`](Self::open_stream), [`close_stream`](Self::close_stream),
-///   [`release`](Self::release), [`request_cluster_map`](Self::request_cluster_map),
-///   [`request_high_seqnos`](Self::request_high_seqnos),
-///   [`request_collection_seqnos`](Self::request_collection_seqnos);
+///   [`release`](Self::release), and those that begin with `request_`, which need no stream;
 /// * outputs: [`poll_transmit`](Self::poll_transmit), [`poll_event`](Self::poll_event),
 ///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
 ///   [`poll_timeout`](Self::poll_timeout).
@@ -130,17 +129,12 @@ pub struct Connection {
     pub(super) newly_persisted: VecDeque<Vbid>,
     pub(super) transmit: BytesMut,
     pub(super) events: VecDeque<Event>,
-    /// How many requests for high seqnos were made, and whether the last one is still to be sent.
-    high_seqno_requests: u32,
-    asks_high_seqnos: bool,
     /// When the last bytes from the server arrived.
     pub(super) heard_at: Instant,
     /// Bytes of the packet that was incomplete at that moment.
     pub(super) incomplete: usize,
     pub(super) stats: ConnectionStats,
-    /// Unanswered requests for high seqnos.
-    pub(super) asked_high_seqnos: usize,
-    collection_requests: CollectionRequests,
+    requests: Requests,
 }
 
 impl Connection {
@@ -151,22 +145,34 @@ impl Connection {
             streams: (0..config.num_vbuckets).map(|_| None).collect(),
             dirty: Vec::new(),
             left: Vec::new(),
-            opaques: Opaques::new(),
+            opaques: Opaques::default(),
             window: Window::new(config.window),
             held: 0,
             unpersisted: Unpersisted::default(),
             newly_persisted: VecDeque::new(),
             transmit: BytesMut::new(),
             events: VecDeque::new(),
-            high_seqno_requests: 0,
-            asks_high_seqnos: false,
             heard_at: now,
             incomplete: 0,
             stats: ConnectionStats::default(),
-            asked_high_seqnos: 0,
-            collection_requests: CollectionRequests::default(),
+            requests: Requests::default(),
             config,
         }
+    }
+
+    /// The same connection for another use, with other settings of streams: all that is left of the
+    /// earlier use is what the server has to be sent or has sent.
+    #[must_use]
+    pub fn reuse(self, config: ConnectionConfig, now: Instant) -> Self {
+        debug_assert!(self.is_unused(), "a connection in use was given away");
+        let Self { opaques, window, transmit, requests, .. } = self;
+        Self { opaques, window, transmit, requests, ..Self::new(config, now) }
+    }
+
+    /// How the connection was set up, and what its streams request.
+    #[must_use]
+    pub const fn config(&self) -> &ConnectionConfig {
+        &self.config
     }
 
     /// Command: sets the filter of future stream requests; open streams keep theirs.
@@ -208,7 +214,7 @@ impl Connection {
         }
         let stream = Stream::new(
             vbid,
-            self.opaques.stream(vbid),
+            self.opaques.vbucket(vbid),
             end_seqno,
             self.config.delivery.clamp,
             from,
@@ -276,34 +282,6 @@ impl Connection {
         }
     }
 
-    /// Command: asks for the cluster map; [`Event::ClusterMap`] follows.
-    pub fn request_cluster_map(&mut self) {
-        send(&Frame::request(Opcode::GET_CLUSTER_CONFIG), &mut self.transmit);
-    }
-
-    /// Command: asks for the highest seqnos of the node's active vBuckets;
-    /// [`Event::HighSeqnos`] follows.
-    pub fn request_high_seqnos(&mut self) {
-        self.asked_high_seqnos += 1;
-        // vBucket state: active.
-        let extras = 1_u32.to_be_bytes();
-        // The number distinguishes the answer from those to earlier requests.
-        self.high_seqno_requests = self.high_seqno_requests.wrapping_add(1);
-        let opaque = Opaque(self.high_seqno_requests);
-        let request = Frame::request(Opcode::GET_ALL_VB_SEQNOS).with_extras(&extras);
-        send(&request.with_opaque(opaque), &mut self.transmit);
-        self.asks_high_seqnos = true;
-    }
-
-    /// The number of a request for high seqnos that the server receives after everything it has
-    /// sent so far: the pending one, or a new one.
-    pub(super) fn next_high_seqnos(&mut self) -> u32 {
-        if !self.asks_high_seqnos {
-            self.request_high_seqnos();
-        }
-        self.high_seqno_requests
-    }
-
     /// Command: the application has processed `bytes` of what was held.
     pub fn release(&mut self, now: Instant, bytes: u64) {
         self.window.release(now, bytes);
@@ -317,7 +295,7 @@ impl Connection {
         }
         out.extend_from_slice(&self.transmit);
         self.transmit.clear();
-        self.asks_high_seqnos = false;
+        self.requests.sent();
         true
     }
 
@@ -375,12 +353,6 @@ impl Connection {
         })
     }
 
-    /// vBuckets of the bucket.
-    #[must_use]
-    pub const fn num_vbuckets(&self) -> u16 {
-        self.config.num_vbuckets
-    }
-
     /// Bytes received that [`take_held`](Self::take_held) would return.
     #[must_use]
     pub const fn held(&self) -> u64 {
@@ -411,13 +383,11 @@ impl Connection {
         self.streams.iter().flatten().all(|stream| stream.is_finished())
     }
 
-    /// Whether there is no stream, and nothing outstanding from the server for an earlier one: an
-    /// answer that arrives later would be taken for that to the next user's request.
+    /// Whether there is no stream, and nothing outstanding from the server: neither of an earlier
+    /// stream nor the answer to a request.
     #[must_use]
     pub fn is_unused(&self) -> bool {
-        self.streams.iter().all(Option::is_none)
-            && self.asked_high_seqnos == 0
-            && !self.collection_requests.is_waiting()
+        self.streams.iter().all(Option::is_none) && self.requests.is_empty()
     }
 
     /// Command: acknowledges everything that was received, before the connection is reused. Bytes

@@ -277,7 +277,7 @@ impl Connection {
             return;
         }
         if frame.value.is_empty() {
-            self.events.push_back(Event::ClusterMapChanged);
+            self.request_cluster_map();
         } else {
             self.cluster_map(frame);
         }
@@ -290,7 +290,9 @@ impl Connection {
 pub(super) fn over(input: &[u8], fault: Fault) -> ConnectionError {
     let kind = match fault {
         Fault::Sink(error) => return error.into(),
-        Fault::Invalidated(status) => return ConnectionError::Invalidated(status),
+        Fault::Invalidated { opcode, status } => {
+            return ConnectionError::Invalidated { opcode, status };
+        }
         Fault::Protocol(kind) => kind,
     };
     match Frame::parse(input, usize::MAX) {

@@ -3,7 +3,7 @@
 mod items;
 
 use dcp_wire::message::{OsoSnapshot, SnapshotFlags, SnapshotMarker};
-use dcp_wire::{DecodeError, Frame, Opaque, Seqno, Status, Vbid, Vbuuid};
+use dcp_wire::{DecodeError, Frame, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid};
 
 use super::unpersisted::UnpersistedQueue;
 use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
@@ -15,7 +15,7 @@ pub(super) enum Fault {
     /// The server's.
     Protocol(ProtocolErrorKind),
     /// The connection's: the server refuses every request on it.
-    Invalidated(Status),
+    Invalidated { opcode: Opcode, status: Status },
     /// The sink's.
     Sink(SinkError),
 }
