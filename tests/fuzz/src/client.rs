@@ -19,7 +19,8 @@ use dcp_wire::message::{
     SystemEvent, SystemEventId, encode_failover_log, encode_vb_seqnos,
 };
 use dcp_wire::{
-    Cas, Datatype, Frame, MAX_BODY_LEN, Magic, Opaque, Opcode, Seqno, Status, Vbid, Vbuuid,
+    Cas, CollectionId, Datatype, Frame, MAX_BODY_LEN, Magic, Opaque, Opcode, Seqno, Status, Vbid,
+    Vbuuid,
 };
 
 use crate::assert_bounded;
@@ -189,6 +190,8 @@ struct Play {
     /// Opaque and next seqno of each stream asked for, by vBucket.
     streams: BTreeMap<u16, (Opaque, u64)>,
     asked_high_seqnos: Vec<u32>,
+    /// Other requests outside of streams.
+    asked: Vec<(Opcode, Opaque)>,
     wire: Vec<u8>,
     /// Held back by the application.
     unreleased: u64,
@@ -235,6 +238,7 @@ impl Play {
             split: side(),
             streams: BTreeMap::new(),
             asked_high_seqnos: Vec::new(),
+            asked: Vec::new(),
             wire: Vec::new(),
             unreleased: 0,
             received: 0,
@@ -291,7 +295,17 @@ impl Play {
                 self.open(Vbid(vbid), Seqno(end), StreamPosition::new(Position::EARLIEST));
             }
             51 => self.both(Connection::request_high_seqnos),
-            52 => self.both(Connection::request_cluster_map),
+            52 => {
+                let (what, vbid) = (bytes.u8(), Vbid(vbid));
+                self.both(|machine| match what & 7 {
+                    0 => machine.request_manifest(),
+                    1 => machine.request_failover_logs(&[vbid]),
+                    2 => machine.request_observed_seqnos(&[(vbid, Vbuuid(1))]),
+                    3 => machine.request_purge_seqnos(),
+                    4 => machine.request_collection_seqnos(&[CollectionId(0), CollectionId(8)]),
+                    _ => machine.request_cluster_map(),
+                });
+            }
             53..56 => {
                 let seqno = bytes.near(self.next(vbid));
                 self.both(|machine| machine.persisted(Vbid(vbid), Vbuuid(1), Seqno(seqno)));
@@ -401,9 +415,13 @@ impl Play {
             37 => Frame::response(Opcode::DCP_CLOSE_STREAM, Status::SUCCESS)
                 .with_opaque(opaque)
                 .encode(out),
-            38 => Frame::response(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS)
-                .with_value(value)
-                .encode(out),
+            38 => {
+                let last = self.asked.pop().unwrap_or((Opcode::GET_CLUSTER_CONFIG, Opaque(0)));
+                let status = Status(u16::from(bytes.u8() & 1));
+                let name: &[u8] = if bytes.u8() & 1 == 0 { b"vb_1:purge_seqno" } else { b"" };
+                let answer = Frame::response(last.0, status).with_opaque(last.1);
+                answer.with_key(name).with_value(value).encode(out)
+            }
             _ => {
                 let mut frame = Frame::request(Opcode(bytes.u8())).with_opaque(opaque);
                 frame.header.magic = bytes.one_of(Magic::KNOWN);
@@ -486,10 +504,12 @@ impl Play {
                     self.whole.acknowledged += u64::from(acknowledged);
                 }
                 Opcode::GET_ALL_VB_SEQNOS => self.asked_high_seqnos.push(header.opaque.0),
-                Opcode::DCP_CLOSE_STREAM
-                | Opcode::DCP_NOOP
-                | Opcode::DCP_SNAPSHOT_MARKER
-                | Opcode::GET_CLUSTER_CONFIG => {}
+                Opcode::DCP_GET_FAILOVER_LOG
+                | Opcode::GET_CLUSTER_CONFIG
+                | Opcode::GET_COLLECTIONS_MANIFEST
+                | Opcode::OBSERVE_SEQNO
+                | Opcode::STAT => self.asked.push((header.opcode, header.opaque)),
+                Opcode::DCP_CLOSE_STREAM | Opcode::DCP_NOOP | Opcode::DCP_SNAPSHOT_MARKER => {}
                 other => panic!("a client does not send {other}"),
             }
         }
@@ -511,6 +531,7 @@ impl Play {
         self.split.unread.clear();
         self.streams.clear();
         self.asked_high_seqnos.clear();
+        self.asked.clear();
         (self.unreleased, self.counted, self.whole.acknowledged) = (0, 0, 0);
         for (vbid, from) in streams {
             self.open(vbid, Seqno::MAX, from);
