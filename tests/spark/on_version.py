@@ -4,6 +4,7 @@ Takes the names of what to try; prints one line for each.
 """
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,30 @@ def delta(*_):
             return {row.key: row.n for row in rows}
 
         merged.keep(spark, read)
+        read_back(spark, f"{folder}/values")
         spark.stop()
+
+
+def read_back(spark, folder):
+    """What `replicate` writes to a Delta table is what Spark reads, for every type of field."""
+    sys.path.append(str(Path(__file__).parents[1] / "python"))
+    import field_values
+
+    kinds = field_values.SCALARS + field_values.LISTS + field_values.NESTED
+    kinds = {f"c{n}": kind for n, kind in enumerate(kinds + field_values.DECIMALS[::4])}
+    schema = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
+    spark.conf.set("spark.sql.session.timeZone", "UTC")
+    written = {}
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=2) as cluster, cluster.connect() as client:
+        for step in range(2):
+            documents = field_values.documents(kinds, random.Random(step), step)
+            for key, text in documents.items():
+                cluster.upsert(key, text.encode())
+            written |= documents
+            dcp_rs.replicate(client, f"delta://{folder}", document_schema=schema, once=True)
+            rows = spark.read.format("delta").load(folder).toArrow().to_pylist()
+            told = field_values.differences(kinds, written, {row["key"]: row for row in rows})
+            assert not told, "\n".join(told)
 
 
 def merge(spark, _):
