@@ -18,6 +18,8 @@ from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
 from pyiceberg.catalog.sql import SqlCatalog
 
+import dcp_rs
+
 
 class Gauge:
     """A gauge of `prometheus_client`, as far as the guide uses it, with all its values."""
@@ -234,6 +236,14 @@ class InIceberg(Replica):
 
     def generations(self):
         return self.state()["generation"], self.state()["complete_generation"]
+
+
+def replicate(cluster, target, **options):
+    """Replicates once, to a replica or to what `dcp_rs.replicate` takes as a target."""
+    if isinstance(target, Replica):
+        options, target = {"mode": target.mode} | options, target.url
+    with cluster.connect() as client:
+        return dcp_rs.replicate(client, target, **({"once": True} | options))
 
 
 KINDS = {

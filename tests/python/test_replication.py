@@ -20,7 +20,7 @@ from dcp_rs.exceptions import (
     ConfigError,
 )
 from dcp_rs.replication import open_target
-from replicas import Written
+from replicas import Written, replicate
 
 
 @pytest.fixture
@@ -74,13 +74,6 @@ class Watched:
             self.look(commit)
         if self.seen == self.crash_after:
             raise CrashError
-
-
-def replicate(cluster, target, **options):
-    with cluster.connect() as client:
-        if isinstance(target, replicas.Replica):
-            options, target = {"mode": target.mode} | options, target.url
-        return dcp_rs.replicate(client, target, **({"once": True} | options))
 
 
 class Running:

@@ -14,6 +14,7 @@ import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
 from dcp_rs.replication.target import Address
+from replicas import replicate
 
 # Whose target is locked while it is open.
 _LOCKED = ("postgres", "parquet")
@@ -30,11 +31,6 @@ def cluster():
 @pytest.fixture(params=replicas.ALL)
 def replica(request, tmp_path):
     return replicas.make(request.param, request, tmp_path)
-
-
-def replicate(cluster, target, **options):
-    with cluster.connect() as client:
-        return dcp_rs.replicate(client, target, once=True, **options)
 
 
 class Checked:

@@ -10,6 +10,7 @@ import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
 from dcp_rs.replication import rejects
+from replicas import replicate
 
 _LEGACY = b"session\xff\x01"
 _HOLDING = """
@@ -51,13 +52,6 @@ def replica(request, tmp_path):
 @pytest.fixture
 def table(tmp_path):
     return replicas.InDuckDB(tmp_path)
-
-
-def replicate(cluster, target, **options):
-    if isinstance(target, replicas.Replica):
-        options, target = {"mode": target.mode} | options, target.url
-    with cluster.connect() as client:
-        return dcp_rs.replicate(client, target, once=True, **options)
 
 
 def rejected(replica, columns="key, reason, value"):

@@ -14,6 +14,7 @@ from dcp_rs.exceptions import ConfigError, DataError
 from dcp_rs.replication import open_target, rejects
 from dcp_rs.replication.postgres import target as postgres
 from dcp_rs.replication.postgres.session import Session
+from replicas import replicate
 
 _LEGACY = b"session\xff\x01"
 _SCHEMA = "n BIGINT, city STRING"
@@ -35,13 +36,6 @@ def replica(request, postgres_database):
 @pytest.fixture
 def table(postgres_database):
     return replicas.InPostgres(postgres_database)
-
-
-def replicate(cluster, target, **options):
-    if isinstance(target, replicas.Replica):
-        options, target = {"mode": target.mode} | options, target.url
-    with cluster.connect() as client:
-        return dcp_rs.replicate(client, target, once=True, **options)
 
 
 def rejected(replica, columns="key, reason, value"):

@@ -14,6 +14,7 @@ from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
 from dcp_rs.replication.changes import Layout
 from dcp_rs.replication.postgres import target as postgres
+from replicas import replicate
 
 _LEGACY = b"session\xff\x01"
 
@@ -27,12 +28,6 @@ def cluster():
 @pytest.fixture
 def table(postgres_database):
     return replicas.InPostgres(postgres_database)
-
-
-def replicate(cluster, target, **options):
-    target = target.url if isinstance(target, replicas.Replica) else target
-    with cluster.connect() as client:
-        return dcp_rs.replicate(client, target, once=True, **options)
 
 
 def names(replica):
