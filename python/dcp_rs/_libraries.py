@@ -23,7 +23,7 @@ TESTED = {
     "pandas": ("2.2", "2.3"),
     "prometheus-client": ("0.21", "0.26"),
     "pyarrow": ("18", "26.0"),
-    "pyiceberg": ("0.10", "0.12"),
+    "pyiceberg": ("0.11", "0.12"),
     "pyspark": ("4.0", "4.3"),
     "rich": ("13.7", "15.0"),
 }

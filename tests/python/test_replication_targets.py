@@ -296,7 +296,7 @@ def test_a_duckdb_without_variants_says_so(cluster, tmp_path, options, schema):
     told = "DuckDB .* install 2.0 or later" if is_old else "replica.duckdb is in a format that has"
     with pytest.raises(ConfigError, match=f"^target: .*{told}"):
         replicate(cluster, replica.url + options, document_schema=schema)
-    assert [row["name"] for row in replica.query("SHOW TABLES")] == ["dcp_rs_replication"]
+    assert replica.query("SHOW TABLES") == []
 
 
 @pytest.mark.parametrize("scheme", ["duckdb", "delta", "parquet"])

@@ -312,7 +312,8 @@ def test_a_commit_that_fails_leaves_no_file_and_the_next_start_goes_on(
         told = r"^target: table default\.changes(_rejected)? cannot be written: .*No space left"
         with pytest.raises(ConfigError, match=told):
             begun.commit(given.commits[1])
-    assert failing.calls == place
+    # Older releases try to write a file of data again.
+    assert failing.calls >= place
     assert files_of(log) == before
     assert place > len(_REJECTS) or files_of(beside) == before_beside
     begun.close()
