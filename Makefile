@@ -18,6 +18,7 @@ DIST := dist
 PY := $(STATE)/venv/bin/python
 BUILD_PY := $(STATE)/build-venv/bin/python
 UV := $(STATE)/build-venv/bin/uv
+UV_INSTALL := $(UV) pip install --quiet --no-cache
 LOWEST_PY := $(STATE)/lowest-venv/bin/python
 RELEASE_PY := $(STATE)/release-venv/bin/python
 PIP := -m pip --disable-pip-version-check --quiet
@@ -254,21 +255,22 @@ $(STATE)/venv.stamp:
 	@python=$$(scripts/require.sh python) && "$$python" -m venv --clear $(STATE)/venv
 	@touch $@
 
-$(STATE)/demo-packages.stamp: requirements/demo.txt $(STATE)/venv.stamp
+# uv installs in a fifth of pip's time.
+$(STATE)/demo-packages.stamp: requirements/demo.txt $(STATE)/venv.stamp $(STATE)/build-venv.stamp
 	@echo "installing the pinned packages of requirements/demo.txt (Spark is 450 MB)"
-	@$(PY) $(PIP) install -r requirements/demo.txt
+	@$(UV_INSTALL) --require-hashes --python $(PY) -r requirements/demo.txt
 	@touch $@
 
-$(STATE)/test-packages.stamp: requirements/test.txt $(STATE)/venv.stamp
+$(STATE)/test-packages.stamp: requirements/test.txt $(STATE)/venv.stamp $(STATE)/build-venv.stamp
 	@echo "installing the pinned packages of requirements/test.txt (Spark is 450 MB)"
-	@$(PY) $(PIP) install -r requirements/test.txt
+	@$(UV_INSTALL) --require-hashes --python $(PY) -r requirements/test.txt
 	@touch $@
 
 $(STATE)/lowest-packages.stamp: requirements/lowest.txt $(STATE)/build-venv.stamp
 	@echo "installing the lowest versions of libraries, of requirements/lowest.txt"
 	@python=$$(scripts/require.sh python) && $(UV) venv --quiet --clear --python "$$python" $(STATE)/lowest-venv
-	@$(UV) pip install --quiet --no-cache --require-hashes --excludes <(echo pyspark) \
-		--python $(LOWEST_PY) -r requirements/lowest.txt
+	@$(UV_INSTALL) --require-hashes --excludes <(echo pyspark) --python $(LOWEST_PY) \
+		-r requirements/lowest.txt
 	@touch $@
 
 $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)

@@ -37,7 +37,7 @@ class StreamStats:
         rows: Rows in those batches.
         malformed: Documents in them that are malformed, so that all their columns are null.
         partly_malformed: Documents in them of which only some values do not fit their columns, so
-            that these are null. See `dcp_rs.DocumentSchema.on_malformed`.
+            that these are null. See `on_malformed` of `dcp_rs.DocumentSchema`.
         buffered_bytes: Bytes received but not yet taken.
         unpersisted_rows: Rows received that not every copy of their vBucket has on disk yet; 0
             unless the stream has `persisted_only`.

@@ -44,7 +44,7 @@ class Commit:
         settled: Identities, with the key as bytes, of all documents that the commit is about.
         documents: The document of each row as bytes.
         on_error: Whether a change that cannot be a row is rejected, or ends the replication. Use
-            `dcp_rs.replication.rejects.rejecting` for rows that the target refuses.
+            `rejects.rejecting` for rows that the target refuses.
     """
 
     rows: pa.Table = field(repr=False)
