@@ -75,7 +75,9 @@ def as_ddl(schema: object) -> str | None:
         return schema
     if not hasattr(schema, "__arrow_c_schema__"):
         raise _checks.wrong_type(_OPTION, schema, "text or a pyarrow.Schema")
-    return _fields(require_pyarrow(_OPTION).schema(schema), "")
+    pa = require_pyarrow(_OPTION)
+    # Through the C interface, a name would end at a NUL.
+    return _fields(schema if isinstance(schema, pa.Schema) else pa.schema(schema), "")
 
 
 def _fields(fields: pa.Schema | pa.StructType, path: str) -> str:
