@@ -635,7 +635,7 @@ def test_a_delta_table_may_be_compacted_while_it_is_written(cluster, written, tm
 def test_what_can_be_a_log_only_is_no_table(cluster, url):
     with (
         cluster.connect() as client,
-        pytest.raises(ConfigError, match="must be log for this target, not table"),
+        pytest.raises(ConfigError, match="must be log for this target, not 'table'"),
     ):
         dcp_rs.replicate(client, url)
 

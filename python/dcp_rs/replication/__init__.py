@@ -182,7 +182,7 @@ def replicate(
         )
     if mode not in list(chosen.modes):
         raise ConfigError(
-            f"mode: must be {' or '.join(sorted(chosen.modes))} for this target, not {mode}"
+            f"mode: must be {' or '.join(sorted(chosen.modes))} for this target, not {mode!r}"
         )
     takes_rejects = getattr(chosen, "takes_rejects", False)
     if on_error == "reject" and not takes_rejects:
