@@ -38,7 +38,7 @@ def cluster():
 def test_a_target_is_as_the_bucket_however_often_its_writer_is_killed(
     cluster, start_python, request, tmp_path, kind
 ):
-    kills = int(os.environ.get("DCP_KILLS", "4"))
+    kills = int(os.environ.get("DCP_KILLS", "2"))
     seed = int(os.environ.get("DCP_KILLS_SEED", random.randrange(10**6)))
     chance = random.Random(seed)
     replica = replicas.make(kind, request, tmp_path)

@@ -121,9 +121,11 @@ def refused_rows(count: int, why_refused: Callable[[pa.Array], str | None]) -> d
     """
     if why_refused(pa.array([], pa.int64())) is not None:
         return {}
-    # Rows that are taken one by one may still contradict each other: then each is tried together
-    # with those before it.
-    return _halve(count, why_refused) or _halve(count, why_refused, taken=[])
+    found = _halve(count, why_refused)
+    if not found:
+        # Rows that are taken one by one contradict each other: each is tried with those before it.
+        found = _halve(count, why_refused, taken=[])
+    return found if len(found) <= MAX_REFUSED else {}
 
 
 def _halve(
@@ -142,7 +144,7 @@ def _halve(
             parts += [part[middle:], part[:middle]]
         else:
             found[part[0]] = reason
-    return found if len(found) <= MAX_REFUSED else {}
+    return found
 
 
 def nested_beyond(levels: int, documents: pa.ChunkedArray) -> list[int]:
