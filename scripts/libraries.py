@@ -41,8 +41,8 @@ TESTS = {
 }
 """Files of tests/python that use each library, as patterns."""
 
-# Waits more than it works, and CI waits with it.
-ONLY_BETWEEN = {"test_command_terminal"}
+# What waits more than it works, and rules that are the same with every library.
+ONLY_BETWEEN = {"test_command_terminal", "test_replication"}
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
 # Half a gigabyte, and has tests of its own.
