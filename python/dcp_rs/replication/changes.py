@@ -38,8 +38,8 @@ _GENERATION = "generation"
 _OF_EVENTS = ["op", "vbucket", "epoch", "value"]
 # Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
-# Columns that say what of a document was not taken. They are no documents themselves: a table that
-# gains one is not loaded again.
+# Columns that note what does not fit. They hold no documents, so a table that gains one is not
+# loaded again.
 _NOTES = (MALFORMED, MALFORMED_FIELDS)
 
 
@@ -53,7 +53,7 @@ class Layout:
         schema: Schema of the rows of a target.
         documents: Names of the columns that hold documents.
         keeps_text: Whether documents are kept as JSON, in the column `value`.
-        notes: Names of the columns that say what of a document was not taken.
+        notes: Names of the columns that note what does not fit.
     """
 
     options: dict[str, Any]
@@ -144,7 +144,7 @@ class Layout:
         return pc.coalesce(found, changes[MALFORMED]) if MALFORMED in self.notes else found
 
     def malformed(self, changes: pa.Table) -> int:
-        """Returns how many documents were not taken as a whole, after `rows`."""
+        """Returns how many of the rows that `rows` made have something that does not fit."""
         noted = [pc.is_valid(changes[name]) for name in self.notes]
         return int(pc.sum(functools.reduce(pc.or_, noted)).as_py() or 0) if noted else 0
 

@@ -335,7 +335,7 @@ class Replication:
         """Counts changes that were rejected, and warns of the first for each reason."""
         self._meter.rejected += len(rejects)
         for row in rejects.select(["reason", "vbucket", "seqno"]).to_pylist():
-            # A target may tell of positions within documents: not each is logged.
+            # A reason may name a position in a document, so the number of them is bounded.
             if row["reason"] in self._reasons or len(self._reasons) >= _REASONS:
                 continue
             self._reasons.add(row["reason"])

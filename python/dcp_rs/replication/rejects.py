@@ -39,7 +39,7 @@ SCHEMA = pa.schema(
 )
 """Columns of a table of rejects: the key and the document as bytes, the position, the reason."""
 
-# Rows of a commit beyond which not they are taken for wrong, but the table.
+# If more rows of a commit are refused, the table must be wrong, not the documents.
 MAX_REFUSED = 200
 # A bracket outside of strings, or a string.
 _BRACKETS = re.compile(r"""[\[\]{}]|"(?:[^"\\]|\\.)*\"""", re.DOTALL)
