@@ -62,7 +62,15 @@ wire_enum! {
         /// Pushed notifications of new cluster maps without the map.
         CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF = 0x1f, "ClustermapChangeNotificationBrief";
         /// Sub-document operations may use several xattrs.
-        SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS = 0x21, "SubdocAllowsAccessOnMultipleXattrKeys";
+        SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS = 0x20, "SubdocAllowsAccessOnMultipleXattrKeys";
+        /// Xattrs may be binary.
+        SUBDOC_BINARY_XATTR = 0x21, "SubdocBinaryXattr";
+        /// Range scans may return xattrs.
+        RANGE_SCAN_INCLUDE_XATTR = 0x22, "RangeScanIncludeXattr";
+        /// Sub-document reads of tombstones from replicas.
+        SUBDOC_ALLOW_REPLICA_READ_ON_DELETED_DOCS = 0x23, "SubdocAllowReplicaReadOnDeletedDocs";
+        /// GET_RANDOM_KEY may return xattrs.
+        GET_RANDOM_KEY_INCLUDE_XATTR = 0x24, "GetRandomKeyIncludeXattr";
         /// Writes with metadata through sub-document operations.
         MUTATE_WITH_META = 0x25, "MutateWithMeta";
         /// DCP_OPEN flag that omits deletions from the first backfill.

@@ -177,8 +177,10 @@ wire_enum! {
         SUBDOC_MULTI_MUTATION = 0xd1, "SUBDOC_MULTI_MUTATION";
         /// Count the elements of an array or object.
         SUBDOC_GET_COUNT = 0xd2, "SUBDOC_GET_COUNT";
+        /// Set the privileges of users that an external service knows.
+        UPDATE_EXTERNAL_USER_PERMISSIONS = 0xf6, "UPDATE_EXTERNAL_USER_PERMISSIONS";
         /// Adjust the server's clock.
-        ADJUST_TIME_OF_DAY = 0xf6, "ADJUST_TIME_OF_DAY";
+        ADJUST_TIME_OF_DAY = 0xfc, "ADJUST_TIME_OF_DAY";
         /// Get the error map.
         GET_ERROR_MAP = 0xfe, "GET_ERROR_MAP";
     }

@@ -51,6 +51,14 @@ wire_enum! {
         EACCESS = 0x24, "EACCESS";
         /// The node is not initialized.
         NOT_INITIALIZED = 0x25, "NOT_INITIALIZED";
+        /// The key that a file is encrypted with is not available.
+        ENCRYPTION_KEY_NOT_AVAILABLE = 0x26, "ENCRYPTION_KEY_NOT_AVAILABLE";
+        /// A checksum does not match.
+        CHECKSUM_MISMATCH = 0x27, "CHECKSUM_MISMATCH";
+        /// The expiry time is out of range.
+        EXPIRY_OVERFLOW = 0x28, "EXPIRY_OVERFLOW";
+        /// The time until which to lock is out of range.
+        LOCK_EXPIRY_OVERFLOW = 0x29, "LOCK_EXPIRY_OVERFLOW";
         /// Rate limit: network in.
         RATE_LIMITED_NETWORK_INGRESS = 0x30, "RATE_LIMITED_NETWORK_INGRESS";
         /// Rate limit: network out.
@@ -61,6 +69,14 @@ wire_enum! {
         RATE_LIMITED_MAX_COMMANDS = 0x33, "RATE_LIMITED_MAX_COMMANDS";
         /// The scope exceeds its data limit.
         SCOPE_SIZE_LIMIT_EXCEEDED = 0x34, "SCOPE_SIZE_LIMIT_EXCEEDED";
+        /// The bucket exceeds its size limit.
+        BUCKET_SIZE_LIMIT_EXCEEDED = 0x35, "BUCKET_SIZE_LIMIT_EXCEEDED";
+        /// Too little of the bucket is in memory to accept writes.
+        BUCKET_RESIDENT_RATIO_TOO_LOW = 0x36, "BUCKET_RESIDENT_RATIO_TOO_LOW";
+        /// The bucket's data on a node exceeds its limit.
+        BUCKET_DATA_SIZE_TOO_BIG = 0x37, "BUCKET_DATA_SIZE_TOO_BIG";
+        /// The disk is too full to accept writes.
+        BUCKET_DISK_SPACE_TOO_LOW = 0x38, "BUCKET_DISK_SPACE_TOO_LOW";
         /// The bucket is paused.
         BUCKET_PAUSED = 0x50, "BUCKET_PAUSED";
         /// The request was cancelled.
@@ -103,6 +119,12 @@ wire_enum! {
         SYNC_WRITE_AMBIGUOUS = 0xa3, "SYNC_WRITE_AMBIGUOUS";
         /// A durable write of the key is being committed again.
         SYNC_WRITE_RE_COMMIT_IN_PROGRESS = 0xa4, "SYNC_WRITE_RE_COMMIT_IN_PROGRESS";
+        /// A range scan was cancelled.
+        RANGE_SCAN_CANCELLED = 0xa5, "RANGE_SCAN_CANCELLED";
+        /// A range scan has more to send.
+        RANGE_SCAN_MORE = 0xa6, "RANGE_SCAN_MORE";
+        /// A range scan is complete.
+        RANGE_SCAN_COMPLETE = 0xa7, "RANGE_SCAN_COMPLETE";
         /// The vBucket uuid differs.
         VB_UUID_NOT_EQUAL = 0xa8, "VB_UUID_NOT_EQUAL";
         /// The path does not exist in the document.

@@ -47,7 +47,8 @@ impl Features {
                 | Feature::VATTR
                 | Feature::SUBDOC_CREATE_AS_DELETED
                 | Feature::SUBDOC_REPLICA_READ
-                | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS => true,
+                | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS
+                | Feature::SUBDOC_BINARY_XATTR => true,
                 // The others concern forms of sub-document operations that are not offered.
                 _ => false,
             };
