@@ -1,6 +1,7 @@
 """Checks the dependencies between crates, and that `import dcp_rs` loads no optional library.
 
-    dcp-wire <- dcp-proto <- {dcp-consumer, dcp-producer, dcp-arrow} <- dcp-python <- python/dcp_rs
+    dcp-wire <- dcp-proto <- {dcp-consumer, dcp-arrow} <- dcp-python <- python/dcp_rs
+                dcp-proto <- dcp-producer-proto <- dcp-producer <- dcp-python
 
 Usage: scripts/check_layers.py [--self-test]
 
@@ -26,6 +27,8 @@ ASYNC = frozenset({"tokio", "tokio-util", "tokio-rustls", "mio", "socket2", "asy
 TLS = frozenset({"rustls", "native-tls", "openssl"})
 PYTHON = frozenset({"pyo3", "pyo3-ffi", "pyo3-async-runtimes", "numpy"})
 ARROW = frozenset({"arrow", "arrow-array", "arrow-schema", "arrow-buffer"})
+# Whoever only reads a bucket compiles no producer.
+PRODUCER = frozenset({"dcp-producer-proto", "dcp-producer"})
 
 
 @dataclass(frozen=True)
@@ -49,12 +52,17 @@ LAYERS = {
         "", ASYNC, TLS, PYTHON, ARROW, frozenset({"tracing", "serde_json", "rand"}), pure=True
     ),
     "dcp-proto": _layer("dcp-wire", ASYNC, TLS, PYTHON, ARROW, frozenset({"rand"}), pure=True),
-    "dcp-consumer": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
-    "dcp-producer": _layer("dcp-wire dcp-proto", PYTHON, ARROW),
-    "dcp-arrow": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON),
-    "dcp-python": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-arrow"),
+    "dcp-producer-proto": _layer(
+        "dcp-wire dcp-proto", ASYNC, TLS, PYTHON, ARROW, frozenset({"rand"}), pure=True
+    ),
+    "dcp-consumer": _layer("dcp-wire dcp-proto", PYTHON, ARROW, PRODUCER),
+    "dcp-producer": _layer("dcp-wire dcp-proto dcp-producer-proto", PYTHON, ARROW),
+    "dcp-arrow": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON, PRODUCER),
+    "dcp-python": _layer(
+        "dcp-wire dcp-proto dcp-producer-proto dcp-consumer dcp-producer dcp-arrow"
+    ),
     # Never part of the product: a development dependency of the crates above.
-    "dcp-test": _layer("dcp-wire dcp-proto", PYTHON),
+    "dcp-test": _layer("dcp-wire dcp-proto dcp-producer-proto", PYTHON),
     "dcp-sim": _layer("dcp-wire dcp-proto dcp-consumer dcp-producer dcp-test", PYTHON, ARROW),
     "dcp-fuzz": _layer("dcp-wire dcp-proto dcp-producer dcp-arrow dcp-meter dcp-test", PYTHON),
     "dcp-loom": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON, ARROW),
@@ -280,7 +288,13 @@ def _copy_manifests(root: Path, target: Path) -> None:
 
 FORGED_CRATES = [
     ("dcp-wire", "tokio.workspace = true", "dcp-wire may not reach tokio"),
+    ("dcp-producer-proto", "tokio.workspace = true", "dcp-producer-proto may not reach tokio"),
     ("dcp-arrow", "tokio.workspace = true", "dcp-arrow may not reach tokio"),
+    (
+        "dcp-consumer",
+        "dcp-producer-proto.workspace = true",
+        "dcp-consumer may not reach dcp-producer-proto",
+    ),
     ("dcp-consumer", "dcp-producer.workspace = true", "dcp-consumer may not use dcp-producer"),
     ("dcp-producer", "dcp-consumer.workspace = true", "dcp-producer may not use dcp-consumer"),
     ("dcp-producer", "dcp-arrow.workspace = true", "dcp-producer may not reach arrow-array"),

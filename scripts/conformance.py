@@ -21,14 +21,16 @@ from pathlib import Path
 TABLE = Path(__file__).resolve().parents[1] / "tests" / "conformance.json"
 ENDS = ("producer", "consumer")
 
-# The end of a connection that a program's tests cover: by source file, or by module if both.
+# The end of a connection that a program's tests cover, by source file.
 _PROGRAMS = {
     "tests/wire/": ENDS,
     "crates/dcp-wire/src/": ENDS,
     "tests/producer/": ("producer",),
+    "crates/dcp-producer-proto/src/": ("producer",),
     "tests/it/": ("producer",),
     "crates/dcp-producer/src/": ("producer",),
     "tests/consumer/": ("consumer",),
+    "crates/dcp-proto/src/": ("consumer",),
     "tests/integration/": ("consumer",),
     "crates/dcp-consumer/src/": ("consumer",),
 }
@@ -54,11 +56,9 @@ def named(test: str, tables: dict[str, list[int]]) -> set[str]:
     return found
 
 
-def ends_of(source: str, program: str, test: str) -> tuple[str, ...]:
-    """Returns the ends of a connection that a test covers."""
+def ends_of(source: str, program: str) -> tuple[str, ...]:
+    """Returns the ends of a connection that a program's tests cover."""
     if source == "src/lib.rs":
-        if program == "dcp_proto":
-            return tuple(end for end in ENDS if test.startswith(f"{end}::"))
         source = f"crates/{program.replace('_', '-')}/src/"
     return next((ends for start, ends in _PROGRAMS.items() if source.startswith(start)), ())
 
@@ -76,7 +76,7 @@ def ran(log: str, notes: str, tables: dict[str, list[int]]) -> dict[str, dict[st
         if match := _CRATE.match(line):
             program = match[1], match[2]
         elif match := _TEST.match(line):
-            for end in ends_of(*program, match[1]):
+            for end in ends_of(*program):
                 for row in named(match[1], tables):
                     found[end].setdefault(row, "Held")
     return found

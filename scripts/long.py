@@ -147,10 +147,10 @@ def stages(first_world: int) -> list[Stage]:
         ),
         Stage(
             "mutants",
-            f"of every sixteenth mutant of dcp-wire and dcp-proto, share {share}, 92 % are caught",
+            f"of every sixteenth mutant of parsers and machines, share {share}, 92 % are caught",
             ["make", "mutants", f"ARGS=--shard {share}"],
             has_tests=False,
-            findings=r"dcp-\w+: \d+ of \d+ mutants caught.*|  missed: .*",
+            findings=r"dcp-[\w-]+: \d+ of \d+ mutants caught.*|  missed: .*",
         ),
         Stage(
             "libraries",

@@ -2,11 +2,11 @@
 
 Usage: scripts/mutants.py [--shard K/N] [PACKAGE ...]
 
-Without packages: dcp-wire and dcp-proto, each with its own tests. With --shard it tries every Nth
-mutant from the Kth on, and says how many of all would be caught at least (95 % confidence). Mutants
-that cannot be noticed are listed in .cargo/mutants.toml, each with its reason. Details are in
-.state/log/mutants-PACKAGE. The exit code is 1 if fewer than 92 % are caught, if there were none, or
-if a line of that list matches no mutant any longer.
+Without packages: dcp-wire, dcp-proto and dcp-producer-proto, each with its own tests. With --shard
+it tries every Nth mutant from the Kth on, and says how many of all would be caught at least (95 %
+confidence). Mutants that cannot be noticed are listed in .cargo/mutants.toml, each with its reason.
+Details are in .state/log/mutants-PACKAGE. The exit code is 1 if fewer than 92 % are caught, if
+there were none, or if a line of that list matches no mutant any longer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOG = ROOT / ".state" / "log"
 TOOL = ROOT / ".state" / "tools" / "bin" / "cargo-mutants"
 CONFIG = ROOT / ".cargo" / "mutants.toml"
-PACKAGES = ("dcp-wire", "dcp-proto")
+PACKAGES = ("dcp-wire", "dcp-proto", "dcp-producer-proto")
 LEAST = 0.92
 # Random cases of a property: each mutant runs all tests.
 CASES = "32"

@@ -10,9 +10,9 @@ from dcp_rs import debug
 from dcp_rs.exceptions import ConfigError
 from reading import TRACES
 
-DATA = TRACES.parents[1] / "crates" / "dcp-proto" / "tests" / "data"
+ROWS = TRACES.parent / "rows"
 DECISIONS, REQUESTS = (
-    json.loads((DATA / f"rollback_{name}.json").read_text()) for name in ("decisions", "requests")
+    json.loads((ROWS / f"rollback_{name}.json").read_text()) for name in ("decisions", "requests")
 )
 
 

@@ -10,7 +10,7 @@
 //!
 //! * `producer` is the handle of a cluster and its operations.
 //! * `server` moves bytes between sockets and the machines of a connection: `kv` answers its
-//!   commands, DCP excepted; DCP connections are driven by [`dcp_proto::producer`]. `http` answers
+//!   commands, DCP excepted; DCP connections are driven by [`dcp_producer_proto`]. `http` answers
 //!   requests to a node's management port, `store` keeps the buckets in a data folder, if
 //!   there is one.
 //! * `cluster` knows the nodes and the buckets: which node has which vBucket, and what clients see of it.
@@ -43,7 +43,7 @@ mod options;
 mod tls;
 mod value;
 
-pub use dcp_proto::producer::{
+pub use dcp_producer_proto::{
     ConnectionConfig, OsoBackfill, ServerVersion, StuckClients, VBucketState,
 };
 pub use dcp_wire::message::DurabilityLevel;

@@ -1,6 +1,6 @@
 //! Privileges of a user.
 
-use dcp_proto::producer::Privilege;
+use dcp_producer_proto::Privilege;
 use dcp_wire::{CollectionId, Opcode};
 
 use crate::bucket::Manifest;

@@ -1,7 +1,7 @@
 //! How much each packet counts towards the flow-control window (server page "flow-control").
 //!
 //! When the consumer acknowledges is in `consumer/window.rs`, when the producer stops in
-//! `producer/window.rs`.
+//! `window.rs` of `dcp-producer-proto`.
 
 use dcp_wire::{Header, Opcode};
 

@@ -1,4 +1,5 @@
-//! The state machines of a DCP consumer and a DCP producer, without IO, clock or tasks.
+//! The state machines of a DCP consumer, without IO, clock or tasks, and what a producer shares with
+//! them. The machines of the producer are `dcp-producer-proto`.
 //!
 //! # The contract
 //!
@@ -20,7 +21,6 @@
 //! # Where things are
 //!
 //! * [`consumer`]: the consumer's connection and stream machines;
-//! * [`producer`]: the producer's decisions: failover table, rollback, stream requests, streams;
 //! * [`micro_batch`]: consecutive bounded reads: offsets, limits, ranges, rollbacks;
 //! * [`flow_control`]: what each packet counts;
 //! * [`topology`]: cluster maps and collection manifests;
@@ -31,8 +31,8 @@
 //!
 //! | rule | where |
 //! |---|---|
-//! | when a stream request must roll back, and how far | `producer/rollback.rs` |
-//! | which checks a stream request passes, in which order | `producer/stream_request.rs` |
+//! | when a stream request must roll back, and how far | `rollback.rs` of `dcp-producer-proto` |
+//! | which checks a stream request passes, in which order | `stream_request.rs` of `dcp-producer-proto` |
 //! | which points a consumer can go back to | `history.rs` |
 //! | what a stream request sends | `consumer/connection/stream_request.rs` |
 //! | what else a consumer requests, and which answer belongs to which request | `consumer/connection/requests.rs` |
@@ -40,7 +40,7 @@
 //! | which snapshot and branch a stream resumes on | `position.rs`, `failover_log.rs` |
 //! | which snapshot markers are valid | `consumer/stream/mod.rs` |
 //! | when the consumer acknowledges received bytes | `consumer/window.rs` |
-//! | when a silent connection is dead | `consumer/noop.rs`, `producer/noop.rs` |
+//! | when a silent connection is dead | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` |
 //! | which changes wait until they are persisted | `consumer/connection/mitigation.rs` |
 //! | what all copies have persisted | `persistence/mod.rs` of `dcp-consumer` |
 //! | whether a stream that ended is opened again | `reconciler/decisions.rs` of `dcp-consumer` |
@@ -82,7 +82,6 @@ pub mod flow_control;
 mod history;
 pub mod micro_batch;
 mod position;
-pub mod producer;
 mod row_filter;
 mod sink;
 pub mod topology;

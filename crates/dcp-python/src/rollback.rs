@@ -1,8 +1,8 @@
 //! Explains how a server responds to a stream request.
 
+use dcp_producer_proto::rollback::{RollbackQuery, Verdict};
+use dcp_producer_proto::{Explanation, FailoverTable};
 use dcp_proto::Snapshot;
-use dcp_proto::producer::rollback::{RollbackQuery, Verdict};
-use dcp_proto::producer::{Explanation, FailoverTable};
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbuuid};
 use pyo3::prelude::*;

@@ -8,8 +8,8 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dcp_proto::producer::replica::{NoReplicas, ReplicaStore};
-use dcp_proto::producer::{
+use dcp_producer_proto::replica::{NoReplicas, ReplicaStore};
+use dcp_producer_proto::{
     Backfill, BackfillFailed, BucketSource, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item,
     ItemKind, MemoryPressure, MemoryRead, Privilege, VBucketSource, VBucketState,
 };

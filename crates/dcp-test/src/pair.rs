@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use bytes::BytesMut;
+use dcp_producer_proto as producer;
+use dcp_producer_proto::{BucketSource, Features, Item};
 use dcp_proto::consumer::{ConnectionConfig, StreamPosition};
-use dcp_proto::producer::{self, BucketSource, Features, Item};
 use dcp_wire::message::{Control, Open, OpenFlags};
 use dcp_wire::{Datatype, Opaque, Seqno, Status};
 
@@ -143,7 +144,7 @@ impl Pair {
     /// The producer's high seqno.
     #[must_use]
     pub fn high_seqno(&self) -> Seqno {
-        use dcp_proto::producer::VBucketSource;
+        use dcp_producer_proto::VBucketSource;
         self.bucket.vbucket(VB).expect("the vBucket").high_seqno()
     }
 }

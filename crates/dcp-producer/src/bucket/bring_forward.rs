@@ -1,7 +1,7 @@
 //! Brings a vBucket up to date with the collections manifest, event by event.
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno};
 

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use dcp_proto::producer::{CheckpointItems, Cursor, Item, ItemKind, MemoryRead, Slots};
+use dcp_producer_proto::{CheckpointItems, Cursor, Item, ItemKind, MemoryRead, Slots};
 use dcp_wire::Seqno;
 
 /// Changes a checkpoint holds before the next one is opened.

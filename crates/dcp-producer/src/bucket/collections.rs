@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::{SystemEvent, SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno};
 use rustc_hash::FxHashMap;

@@ -3,7 +3,7 @@
 use core::cmp::Reverse;
 use std::sync::Arc;
 
-use dcp_proto::producer::VBucketState;
+use dcp_producer_proto::VBucketState;
 use dcp_wire::Vbuuid;
 use dcp_wire::message::{DurabilityLevel, StreamRequestFlags};
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno, Seqno};
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use dcp_producer_proto::VBucketState;
 use dcp_proto::Snapshot;
-use dcp_proto::producer::VBucketState;
 use dcp_wire::{Seqno, Vbuuid};
 
 use super::collections::VBucketCollections;

@@ -3,7 +3,7 @@
 use std::hash::BuildHasher;
 use std::sync::Arc;
 
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::SystemEventId;
 use dcp_wire::{CollectionId, ScopeId, Seqno};
 use hashbrown::hash_table::Entry;

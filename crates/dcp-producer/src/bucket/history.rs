@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use dcp_proto::producer::Item;
+use dcp_producer_proto::Item;
 use dcp_wire::Seqno;
 
 use super::item::footprint;

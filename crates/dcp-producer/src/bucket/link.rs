@@ -14,8 +14,8 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
-use dcp_proto::producer::replica::{self, Completion, NotApplied, ReplicaPosition, ReplicaStore};
-use dcp_proto::producer::{
+use dcp_producer_proto::replica::{self, Completion, NotApplied, ReplicaPosition, ReplicaStore};
+use dcp_producer_proto::{
     BucketSource, Connection, ConnectionConfig, Disconnect, FailoverTable, Features, Item,
     MemoryPressure, Privilege, VBucketState,
 };

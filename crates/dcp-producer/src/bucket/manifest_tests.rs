@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dcp_proto::producer::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSource};
+use dcp_producer_proto::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSource};
 use dcp_wire::message::{DurabilityLevel, SystemEvent, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 

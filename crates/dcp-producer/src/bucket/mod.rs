@@ -30,7 +30,7 @@ mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use dcp_proto::producer::VBucketState;
+use dcp_producer_proto::VBucketState;
 use dcp_proto::topology::vbucket_of_key;
 use dcp_wire::{Seqno, Vbid};
 

@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
+use dcp_producer_proto::replica::{Completion, NotApplied, ReplicaPosition};
+use dcp_producer_proto::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_proto::Snapshot;
-use dcp_proto::producer::replica::{Completion, NotApplied, ReplicaPosition};
-use dcp_proto::producer::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_wire::message::{DurabilityLevel, FailoverEntry, SnapshotFlags, SnapshotMarker};
 use dcp_wire::{Cas, Datatype, DocKey, RevSeqno, Seqno};
 

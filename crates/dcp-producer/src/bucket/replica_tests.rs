@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind, MemoryRead, VBucketState};
+use dcp_producer_proto::{Item, ItemKind, MemoryRead, VBucketState};
 use dcp_wire::message::{DurabilityLevel, SnapshotFlags, SnapshotMarker};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use core::ops::Deref;
 use std::sync::Arc;
 
-use dcp_proto::producer::{
+use dcp_producer_proto::{
     Backfill, BackfillFailed, Cursor, DiskShare, DurableSeqnos, FailoverTable, Item, ItemKind,
     MemoryRead, VBucketSource, VBucketState,
 };

@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use dcp_producer_proto::{FailoverTable, Item, ItemKind};
 use dcp_proto::Snapshot;
-use dcp_proto::producer::{FailoverTable, Item, ItemKind};
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Cas, CollectionId, Seqno, Vbuuid};
 use serde::{Deserialize, Serialize};

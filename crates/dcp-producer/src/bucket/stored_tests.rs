@@ -1,6 +1,6 @@
 use std::collections::BTreeMap;
 
-use dcp_proto::producer::{Item, VBucketSource};
+use dcp_producer_proto::{Item, VBucketSource};
 use dcp_wire::Vbuuid;
 use proptest::prelude::*;
 

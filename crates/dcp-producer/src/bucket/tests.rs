@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind, MemoryRead, VBucketSource};
+use dcp_producer_proto::{Item, ItemKind, MemoryRead, VBucketSource};
 use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
@@ -399,7 +399,7 @@ proptest! {
 
 #[test]
 fn a_slow_stream_keeps_its_place_in_memory_until_there_is_no_room_for_it() {
-    use dcp_proto::producer::Cursor;
+    use dcp_producer_proto::Cursor;
     // Each vBucket's checkpoints may take its share of a quarter of the quota; three closed ones of
     // 10 000 changes take about 100 KiB each.
     const VBUCKETS: u16 = 1024;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
+use dcp_producer_proto::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_proto::Snapshot;
-use dcp_proto::producer::{FailoverTable, Item, ItemKind, VBucketState};
 use dcp_wire::message::SnapshotMarker;
 use dcp_wire::{Cas, CollectionId, DocKey, Seqno, Vbid, Vbuuid};
 

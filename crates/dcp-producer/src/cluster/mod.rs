@@ -13,7 +13,7 @@ mod served;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
-use dcp_proto::producer::ConnectionConfig;
+use dcp_producer_proto::ConnectionConfig;
 use dcp_wire::message::ConfigVersion;
 use tokio_util::sync::CancellationToken;
 

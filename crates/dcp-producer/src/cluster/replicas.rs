@@ -1,7 +1,7 @@
 //! A node's copies, fed by consumers over sockets.
 
-use dcp_proto::producer::replica::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
-use dcp_proto::producer::{FailoverTable, Item, VBucketState};
+use dcp_producer_proto::replica::{Completion, NotApplied, ReplicaPosition, ReplicaStore};
+use dcp_producer_proto::{FailoverTable, Item, VBucketState};
 use dcp_wire::message::{DurabilityLevel, SnapshotMarker};
 use dcp_wire::{Seqno, Vbid};
 

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
-use dcp_proto::producer::replica::ReplicaStore;
-use dcp_proto::producer::{BucketSource, MemoryPressure, Privilege};
+use dcp_producer_proto::replica::ReplicaStore;
+use dcp_producer_proto::{BucketSource, MemoryPressure, Privilege};
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
 use tokio_util::sync::CancellationToken;
 

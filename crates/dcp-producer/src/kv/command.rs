@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use dcp_proto::producer::VBucketState;
+use dcp_producer_proto::VBucketState;
 use dcp_wire::framing_extras::{FrameInfo, server_duration_frame};
 use dcp_wire::{CollectionId, Datatype, DecodeError, DocKey, Frame, Opcode, Status, Vbid, snappy};
 use serde_json::json;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{BufMut, Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::{MutationToken, Store, Touch};
 use dcp_wire::{Cas, Datatype, Frame, Opcode, Status, snappy, xattr};
 

@@ -1,6 +1,6 @@
 //! Documents with their metadata: GET_META and the writes of replication between clusters.
 
-use dcp_proto::producer::ItemKind;
+use dcp_producer_proto::ItemKind;
 use dcp_wire::message::{GetMeta, Metadata, WithMeta, WithMetaOptions};
 use dcp_wire::{Datatype, Opcode, Status};
 

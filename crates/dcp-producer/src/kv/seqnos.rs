@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use dcp_proto::producer::{VBucketSource, VBucketState};
+use dcp_producer_proto::{VBucketSource, VBucketState};
 use dcp_wire::message::{
     GetAllVbSeqnos, ObserveSeqno, ObservedSeqno, SeqnoPersistence, VbucketState, encode_vb_seqnos,
 };

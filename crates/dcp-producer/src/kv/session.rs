@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use dcp_proto::producer::{self, ServerVersion};
+use dcp_producer_proto as proto;
+use dcp_producer_proto::ServerVersion;
 use dcp_wire::message::ConfigVersion;
 use dcp_wire::{Opaque, Opcode, Status, Vbid};
 use tokio_util::sync::CancellationToken;
@@ -17,7 +18,7 @@ use crate::rights::Rights;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Features {
     /// The features that also concern DCP.
-    pub(crate) dcp: producer::Features,
+    pub(crate) dcp: proto::Features,
     pub(crate) mutation_tokens: bool,
     pub(crate) xattr: bool,
     pub(crate) tracing: bool,

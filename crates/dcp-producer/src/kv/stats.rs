@@ -1,6 +1,6 @@
 //! STAT: statistics for people and tests.
 
-use dcp_proto::producer::VBucketState;
+use dcp_producer_proto::VBucketState;
 use dcp_wire::{Status, Vbid};
 
 use super::command::Command;

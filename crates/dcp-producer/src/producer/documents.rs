@@ -1,7 +1,7 @@
 //! Document operations of the owner of a cluster, without a client.
 
 use bytes::Bytes;
-use dcp_proto::producer::ItemKind;
+use dcp_producer_proto::ItemKind;
 use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{CollectionId, DocKey};
 

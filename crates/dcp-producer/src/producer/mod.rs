@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
-use dcp_proto::producer::ConnectionConfig;
+use dcp_producer_proto::ConnectionConfig;
 use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbid};
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::producer::VBucketState;
+use dcp_producer_proto::VBucketState;
 use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid};
 
 use super::Producer;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::{Buf, BytesMut};
-use dcp_proto::producer;
+use dcp_producer_proto as proto;
 use dcp_wire::message::{ClusterMapChange, ConfigVersion, PushedVersion};
 use dcp_wire::{DecodeError, Frame, MAX_BODY_LEN, Opaque};
 use tokio_util::sync::CancellationToken;
@@ -40,7 +40,7 @@ const MAX_ANONYMOUS_BODY_LEN: usize = 64 << 10;
 pub(super) struct Connection {
     socket: Socket,
     session: Session,
-    dcp: producer::Connection,
+    dcp: proto::Connection,
     /// Changes that the connection follows since it was opened for DCP.
     following: Option<Following>,
     map_version: Follower,
@@ -91,7 +91,7 @@ enum End {
     /// The client violated the protocol.
     Protocol(DecodeError),
     /// The DCP machine closed the connection.
-    Dcp(producer::Disconnect),
+    Dcp(proto::Disconnect),
     /// The client took too long.
     Idle,
 }
@@ -116,7 +116,7 @@ impl Connection {
         let map_version = session.cluster().follow_map();
         let map_known = session.cluster().map().version;
         let tap = Tap::new(faults, session.node());
-        let dcp = producer::Connection::new(session.cluster().dcp_config());
+        let dcp = proto::Connection::new(session.cluster().dcp_config());
         Self {
             socket,
             session,

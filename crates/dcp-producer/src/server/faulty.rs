@@ -1,7 +1,7 @@
 //! What a connection does instead of the machines when a fault is injected.
 
 use bytes::BytesMut;
-use dcp_proto::producer::{BucketSource, VBucketSource};
+use dcp_producer_proto::{BucketSource, VBucketSource};
 use dcp_wire::message::StreamRequest;
 use dcp_wire::{Datatype, Frame, Opaque, Opcode, Status};
 

@@ -1,7 +1,7 @@
 //! Items in the format of a data folder.
 
 use bytes::Bytes;
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::{DurabilityLevel, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DecodeError, Reader, RevSeqno, ScopeId, Seqno, Vbid};
 

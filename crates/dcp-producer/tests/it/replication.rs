@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use dcp_producer::{Producer, VBucketState, WriteOptions};
-use dcp_proto::producer::{ConnectionConfig, ServerVersion};
+use dcp_producer_proto::{ConnectionConfig, ServerVersion};
 use dcp_test::traces::{Event, EventKind, Scenario};
 use dcp_wire::message::{Mutation, Open, OpenFlags, SnapshotMarker, StreamRequestFlags};
 use dcp_wire::xattr::{self, Xattr};

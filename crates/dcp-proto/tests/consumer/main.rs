@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use script::{Script, branch, name_of};
 
-const ROWS: &str = include_str!("../data/consumer.json");
+const ROWS: &str = include_str!("../../../../tests/rows/consumer.json");
 
 #[test]
 fn the_consumer_follows_the_rows() {

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use crate::script::{branch, entries};
 
-const ROWS: &str = include_str!("../data/rollback_requests.json");
+const ROWS: &str = include_str!("../../../../tests/rows/rollback_requests.json");
 
 /// The rows whose request no consumer makes from any position: its flags are others, and neither is
 /// its start outside of its snapshot nor its end below its start.

@@ -13,10 +13,10 @@ use crate::script::{Script, branch};
 
 /// What a row may send: which of its members says that the client has collections, and the rows.
 const TABLES: [(&str, &str); 4] = [
-    ("legacy", include_str!("../data/collections.json")),
-    ("collections", include_str!("../data/oso.json")),
-    ("collections", include_str!("../data/snapshots.json")),
-    ("collections", include_str!("../data/stream_end.json")),
+    ("legacy", include_str!("../../../../tests/rows/collections.json")),
+    ("collections", include_str!("../../../../tests/rows/oso.json")),
+    ("collections", include_str!("../../../../tests/rows/snapshots.json")),
+    ("collections", include_str!("../../../../tests/rows/stream_end.json")),
 ];
 
 /// Messages that come only to who has asked for what this consumer never does: stream ids and

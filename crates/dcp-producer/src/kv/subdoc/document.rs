@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use bytes::{Bytes, BytesMut};
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::PathSpec;
 use dcp_wire::xattr::{self, Xattr};
 use dcp_wire::{Cas, CollectionId, Datatype, Opcode, RevSeqno, Seqno, Status, Vbuuid};

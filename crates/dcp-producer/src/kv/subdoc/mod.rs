@@ -14,7 +14,7 @@ mod single;
 use std::sync::Arc;
 
 use bytes::BufMut;
-use dcp_proto::producer::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind};
 use dcp_wire::message::{PathSpec, SubdocLookup, SubdocMutation};
 use dcp_wire::{Cas, Opcode, Seqno, Status};
 use serde_json::Value;

@@ -1,6 +1,6 @@
 //! Sub-document operations with one path, in their own packets.
 
-use dcp_proto::producer::ItemKind;
+use dcp_producer_proto::ItemKind;
 use dcp_wire::message::PathSpec;
 use dcp_wire::{DecodeError, Frame, Reader, Status};
 
