@@ -3,13 +3,15 @@
 Usage: scripts/fuzz.py short                    what CI runs: a few seconds of each target
        scripts/fuzz.py run [SECONDS] [TARGET..] long, with rows and sums in docs/fuzzing.md
        scripts/fuzz.py grow                     makes the committed corpora anew
+       scripts/fuzz.py unpack                   into fuzz/corpus, where cargo-fuzz looks for them
+       scripts/fuzz.py pack                     what is in fuzz/corpus becomes the committed corpora
 
 libFuzzer is linked as a library and its coverage is an LLVM pass of every rustc, so neither nightly
 Rust nor cargo-fuzz is needed. With DCP_SANITIZER=address a target also runs under AddressSanitizer,
 for which rustc needs an unstable option.
 
-`run` keeps what it finds in .state/fuzz/corpus, where the next run continues; failing inputs are in
-.state/fuzz/findings.
+The committed corpora are one archive, `fuzz/corpus.zip`. `run` keeps what it finds in
+.state/fuzz/corpus, where the next run continues; failing inputs are in .state/fuzz/findings.
 """
 
 from __future__ import annotations
@@ -17,9 +19,11 @@ from __future__ import annotations
 import datetime as dt
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
+import zipfile
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,7 +31,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "fuzz"
-CORPORA = PROGRAMS / "corpus"
+ARCHIVE = PROGRAMS / "corpus.zip"
+UNPACKED = PROGRAMS / "corpus"
 STATE = ROOT / ".state" / "fuzz"
 TABLE = ROOT / "docs" / "fuzzing.md"
 
@@ -156,16 +161,19 @@ def report(outcome: Outcome) -> None:
 
 def short(programs: Path) -> list[Outcome]:
     """Runs each target for a few seconds, one per processor at a time."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found, corpora = Path(scratch) / "found", Path(scratch) / "corpora"
+        unpack(ARCHIVE, corpora)
 
-    def one(target: str) -> Outcome:
-        with tempfile.TemporaryDirectory() as found:
-            return play(programs, target, SHORT_SECONDS, [Path(found), CORPORA / target])
+        def one(target: str) -> Outcome:
+            (found / target).mkdir(parents=True)
+            return play(programs, target, SHORT_SECONDS, [found / target, corpora / target])
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         outcomes = []
-        for outcome in pool.map(one, MAX_LEN):
-            report(outcome)
-            outcomes.append(outcome)
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            for outcome in pool.map(one, MAX_LEN):
+                report(outcome)
+                outcomes.append(outcome)
     return outcomes
 
 
@@ -179,14 +187,17 @@ def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
         text=True,
     ).stdout.strip()
     outcomes = []
-    for target in targets:
-        found = STATE / "corpus" / target
-        found.mkdir(parents=True, exist_ok=True)
-        outcome = play(programs, target, seconds, [found, CORPORA / target])
-        report(outcome)
-        outcomes.append(outcome)
-        page = TABLE.read_text(encoding="utf-8") + row(outcome, commit, sanitizer())
-        TABLE.write_text(with_sums(page), encoding="utf-8")
+    with tempfile.TemporaryDirectory() as scratch:
+        corpora = Path(scratch)
+        unpack(ARCHIVE, corpora)
+        for target in targets:
+            found = STATE / "corpus" / target
+            found.mkdir(parents=True, exist_ok=True)
+            outcome = play(programs, target, seconds, [found, corpora / target])
+            report(outcome)
+            outcomes.append(outcome)
+            page = TABLE.read_text(encoding="utf-8") + row(outcome, commit, sanitizer())
+            TABLE.write_text(with_sums(page), encoding="utf-8")
     return outcomes
 
 
@@ -216,27 +227,27 @@ def with_sums(page: str) -> str:
 def grow(programs: Path) -> None:
     """Rebuilds the committed corpora from the recordings and from the findings of runs."""
     with tempfile.TemporaryDirectory() as scratch:
-        seeds = Path(scratch) / "seeds"
+        seeds, corpora, kept = (Path(scratch) / name for name in ("seeds", "corpora", "kept"))
+        unpack(ARCHIVE, corpora)
         command = ["cargo", "run", "--quiet", "--locked", "-p", "dcp-fuzz", "--example", "seed"]
         subprocess.run([*command, "--", str(seeds)], cwd=ROOT, check=True)
         for target, longest in MAX_LEN.items():
             merged = Path(scratch) / "merged" / target
             merged.mkdir(parents=True)
-            sources = [seeds / target, CORPORA / target, STATE / "corpus" / target]
+            sources = [seeds / target, corpora / target, STATE / "corpus" / target]
             there = [str(folder) for folder in sources if folder.is_dir()]
             subprocess.run(
                 [str(programs / target), "-merge=1", f"-max_len={longest}", str(merged), *there],
                 check=True,
                 capture_output=True,
             )
-            keep(merged, CORPORA / target)
+            keep(merged, kept / target)
+        pack(kept, ARCHIVE)
 
 
 def keep(merged: Path, corpus: Path) -> None:
     """Selects inputs of all lengths, up to the limit of a corpus."""
-    corpus.mkdir(parents=True, exist_ok=True)
-    for old in corpus.iterdir():
-        old.unlink()
+    corpus.mkdir(parents=True)
     inputs = sorted(merged.iterdir(), key=lambda path: (path.stat().st_size, path.name))
     every = -(-len(inputs) // CORPUS_FILES)
     while sum(path.stat().st_size for path in inputs[::every]) > CORPUS_BYTES:
@@ -246,11 +257,34 @@ def keep(merged: Path, corpus: Path) -> None:
     print(f"fuzz: {corpus.name}: {len(inputs[::every])} of {len(inputs)} inputs")
 
 
+def unpack(archive: Path, folder: Path) -> None:
+    """Writes each target's inputs to a folder of its own."""
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(folder)
+
+
+def pack(folder: Path, archive: Path) -> None:
+    """Writes an archive of folders of inputs: the same inputs always give the same bytes."""
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in sorted(folder.glob("*/*")):
+            # Not compressed, so that the tests in Rust can read it, and git stores what changed.
+            info = zipfile.ZipInfo(path.relative_to(folder).as_posix())
+            info.create_system, info.external_attr = 3, 0o100644 << 16
+            file.writestr(info, path.read_bytes())
+
+
 def main(arguments: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    if not arguments or arguments[0] not in {"short", "run", "grow"}:
+    if not arguments or arguments[0] not in {"short", "run", "grow", "unpack", "pack"}:
         print(__doc__)
         return 2
+    if arguments[0] == "unpack":
+        shutil.rmtree(UNPACKED, ignore_errors=True)
+        unpack(ARCHIVE, UNPACKED)
+        return 0
+    if arguments[0] == "pack":
+        pack(UNPACKED, ARCHIVE)
+        return 0
     unknown = [name for name in arguments[2:] if name not in MAX_LEN]
     if unknown:
         sys.exit(f"fuzz: no such target: {', '.join(unknown)}; there are {', '.join(MAX_LEN)}")

@@ -75,6 +75,15 @@ def test_a_corpus_keeps_inputs_of_all_lengths_within_its_bounds(tmp_path):
     assert max(lengths) > 900
 
 
+def test_the_archive_is_what_packing_its_inputs_gives(tmp_path):
+    fuzz.unpack(fuzz.ARCHIVE, tmp_path / "corpora")
+    fuzz.pack(tmp_path / "corpora", tmp_path / "again.zip")
+    assert (tmp_path / "again.zip").read_bytes() == fuzz.ARCHIVE.read_bytes()
+    corpora = {path.name: list(path.iterdir()) for path in (tmp_path / "corpora").iterdir()}
+    assert corpora.keys() == fuzz.MAX_LEN.keys()
+    assert all(len(inputs) >= 10 for inputs in corpora.values())
+
+
 def test_every_target_of_the_crate_is_run():
     source = (ROOT / "tests" / "fuzz" / "src" / "lib.rs").read_text()
     assert all(f'("{target}", {target})' in source for target in fuzz.MAX_LEN)

@@ -1,9 +1,10 @@
 //! What lies in `fuzz/` agrees with the targets here.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use dcp_fuzz::TARGETS;
+use dcp_fuzz::{TARGETS, corpora};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz")
@@ -25,12 +26,14 @@ fn every_target_has_a_program_and_every_program_a_target() {
 
 #[test]
 fn corpora_are_small() {
-    let files = TARGETS.iter().flat_map(|(name, _)| {
-        fs::read_dir(folder().join("corpus").join(name)).expect("each target has a corpus")
-    });
-    let len = |file: std::io::Result<fs::DirEntry>| file?.metadata().map(|data| data.len());
-    let (count, bytes) = files.fold((0, 0), |(count, sum), file| {
-        (count + 1, sum + len(file).expect("its size can be read"))
-    });
+    let corpora = corpora();
+    assert!(
+        corpora
+            .keys()
+            .map(String::as_str)
+            .eq(TARGETS.iter().map(|(name, _)| *name).collect::<BTreeSet<_>>())
+    );
+    let inputs = || corpora.values().flat_map(BTreeMap::values);
+    let (count, bytes) = (inputs().count(), inputs().map(Vec::len).sum::<usize>());
     assert!((1..=4000).contains(&count) && bytes <= 600 << 10, "{count} files of {bytes} bytes");
 }
