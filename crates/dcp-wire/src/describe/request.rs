@@ -3,12 +3,11 @@
 use super::document::{key, value};
 use super::{FieldValue, Fields, Keys, NOT_SHOWN};
 use crate::message::{
-    CacheTransfer, ClusterMapChange, ConfigVersion, Features, OsoSnapshot, PathSpec, Prepare,
-    PushedVersion, Request, Sasl, SnapshotFlags, SnapshotMarker, StreamRequest, SystemEvent,
-    WithMeta,
+    ClusterMapChange, ConfigVersion, Features, OsoSnapshot, PathSpec, Prepare, PushedVersion,
+    Request, Sasl, SnapshotFlags, SnapshotMarker, StreamRequest, SystemEvent, WithMeta,
 };
 use crate::sasl::{Mechanism, PlainMessage};
-use crate::{Cas, Datatype, DecodeError, Frame, Reader, RevSeqno, Seqno};
+use crate::{Datatype, DecodeError, Frame, Reader, RevSeqno, Seqno};
 
 pub(super) fn describe<'a>(
     frame: &Frame<'a>,
@@ -25,7 +24,6 @@ pub(super) fn describe<'a>(
         }
         Request::AddStream(add) => fields.flags(&add.flags),
         Request::BufferAck(ack) => fields.u64("bytes", ack.bytes),
-        Request::CacheTransfer(transfer) => cached_documents(*transfer, keys, fields),
         Request::CloseStream(_) | Request::Plain => {}
         Request::Commit(commit) => {
             fields.u64("prepared_seqno", commit.prepared_seqno.0);
@@ -298,29 +296,6 @@ fn with_meta<'a>(request: &WithMeta<'a>, datatype: Datatype, keys: Keys, fields:
     if extended > 0 {
         fields.bytes("extended_metadata", request.value.get(body..).unwrap_or_default());
     }
-}
-
-fn cached_documents<'a>(transfer: CacheTransfer<'a>, keys: Keys, fields: &mut Fields<'a>) {
-    let mut list = Vec::new();
-    for document in transfer {
-        let mut record = Fields::default();
-        match document {
-            Ok(document) => {
-                let Cas(cas) = document.cas;
-                record.hex("cas", cas);
-                change(document.seqno, document.rev_seqno, &mut record);
-                record.hex("flags", document.flags);
-                record.u64("expiry", document.expiry);
-                record.text("datatype", document.datatype.to_string());
-                record.u64("cache_hint", document.cache_hint);
-                key(document.key, keys, &mut record);
-                value(document.datatype, document.value, &mut record);
-            }
-            Err(error) => record.text("problem", error.to_string()),
-        }
-        list.push(FieldValue::Record(record.0));
-    }
-    fields.push("documents", FieldValue::List(list));
 }
 
 /// The message of an authentication; one that may hold a password or a token is not shown.

@@ -7,7 +7,6 @@ mod add_stream;
 mod any;
 mod bootstrap;
 mod buffer_ack;
-mod cache_transfer;
 mod close_stream;
 mod cluster_config;
 mod collections;
@@ -42,7 +41,6 @@ pub use add_stream::AddStream;
 pub use any::{Message, RawMessage};
 pub use bootstrap::{GetErrorMap, SelectBucket};
 pub use buffer_ack::BufferAck;
-pub use cache_transfer::{CacheTransfer, CachedDocument};
 pub use close_stream::CloseStream;
 pub use cluster_config::{
     ClusterMapChange, ConfigVersion, GetClusterConfig, PushedVersion, SetClusterConfig,

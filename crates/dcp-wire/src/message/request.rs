@@ -3,9 +3,9 @@
 use bytes::BufMut;
 
 use super::{
-    Abort, AddStream, BufferAck, CacheTransfer, CloseStream, Commit, Control, Counter, Deletion,
-    Expiration, GetAllVbSeqnos, GetClusterConfig, GetErrorMap, GetMeta, Hello, KeyRequest,
-    Mutation, ObserveSeqno, Open, OsoSnapshot, Prepare, ResolveName, Sasl, SelectBucket, SeqnoAck,
+    Abort, AddStream, BufferAck, CloseStream, Commit, Control, Counter, Deletion, Expiration,
+    GetAllVbSeqnos, GetClusterConfig, GetErrorMap, GetMeta, Hello, KeyRequest, Mutation,
+    ObserveSeqno, Open, OsoSnapshot, Prepare, ResolveName, Sasl, SelectBucket, SeqnoAck,
     SeqnoAdvanced, SeqnoPersistence, SetClusterConfig, SetVbucketState, SnapshotMarker, Store,
     StreamEnd, StreamRequest, SubdocLookup, SubdocMutation, SystemEvent, Touch, WithMeta, extras,
     no_key, no_value,
@@ -20,7 +20,6 @@ pub enum Request<'a> {
     Abort(Abort<'a>),
     AddStream(AddStream),
     BufferAck(BufferAck),
-    CacheTransfer(CacheTransfer<'a>),
     CloseStream(CloseStream),
     Commit(Commit<'a>),
     Control(Control<'a>),
@@ -136,7 +135,6 @@ impl<'a> Request<'a> {
             Opcode::DCP_CLOSE_STREAM => Self::CloseStream(CloseStream::decode(frame)?),
             Opcode::DCP_ADD_STREAM => Self::AddStream(AddStream::decode(frame)?),
             Opcode::DCP_SET_VBUCKET_STATE => Self::SetVbucketState(SetVbucketState::decode(frame)?),
-            Opcode::DCP_CACHE_TRANSFER => Self::CacheTransfer(CacheTransfer::decode(frame)?),
             Opcode::DCP_NOOP | Opcode::DCP_GET_FAILOVER_LOG | Opcode::DCP_CACHE_TRANSFER_END => {
                 Self::decode_plain(frame)?
             }
@@ -157,7 +155,6 @@ impl<'a> Request<'a> {
             Self::Abort(message) => message.write(frame, out),
             Self::AddStream(message) => message.write(frame, out),
             Self::BufferAck(message) => message.write(frame, out),
-            Self::CacheTransfer(message) => message.write(frame, out),
             Self::CloseStream(CloseStream) | Self::Plain => frame.encode(out),
             Self::Commit(message) => message.write(frame, out),
             Self::Control(message) => message.write(frame, out),

@@ -254,15 +254,6 @@ fn requests_of_dcp_have_all_their_fields() {
         let changed = Frame::request(Opcode::DCP_SET_VBUCKET_STATE).with_extras(&extras);
         assert_eq!(described(changed), format!("state={name}"));
     }
-    let mut record = COUNTING[..40].to_vec();
-    // Lengths of value and key, then the datatype.
-    record[24..28].copy_from_slice(&[0, 0, 0, 2]);
-    record[36..39].copy_from_slice(&[0, 2, 1]);
-    record.extend_from_slice(b"\x09k{}");
-    assert_eq!(
-        request(Opcode::DCP_CACHE_TRANSFER, 0, b"", &record),
-        r#"documents=[{cas=0x102030405060708 seqno=651345242494996240 rev_seqno=1230066625199609624 flags=0x1d1e1f20 expiry=555885348 datatype=json cache_hint=40 collection_id=0x9 key=k value="{}"}]"#
-    );
 }
 
 #[test]

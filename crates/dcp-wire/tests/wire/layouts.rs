@@ -43,7 +43,6 @@ const LAYOUTS: &[Layout] = &[
     (Opcode::DCP_OSO_SNAPSHOT, &[4], Never, Never, ANY),
     (Opcode::OBSERVE_SEQNO, &[0], Never, Always, ANY),
     (Opcode::DCP_ADD_STREAM, &[4], Never, Never, ANY),
-    (Opcode::DCP_CACHE_TRANSFER, &[0], Never, Always, ANY),
     (Opcode::DCP_CACHE_TRANSFER_END, &[0], Never, Never, ANY),
     (Opcode::DCP_NOOP, &[0], Never, Never, ANY),
     (Opcode::DCP_GET_FAILOVER_LOG, &[0], Never, Never, ANY),
@@ -134,7 +133,6 @@ fn longest(extras: &[usize]) -> usize {
 const fn request_value(opcode: Opcode) -> &'static [u8] {
     match opcode {
         Opcode::GET_ERROR_MAP => &[0, 2],
-        Opcode::DCP_CACHE_TRANSFER => &[0; 42],
         // Two lookups of the whole document, or one change of it.
         Opcode::SUBDOC_MULTI_LOOKUP | Opcode::SUBDOC_MULTI_MUTATION => &[0; 8],
         _ => &[0, 0, 0, 0, 0, 0, 0, 1],
@@ -250,11 +248,10 @@ fn a_message_is_read_only_from_a_packet_with_its_opcode() {
         };
     }
     type Read = fn(&Frame<'_>) -> Result<(), DecodeError>;
-    let read: [(&str, Read); 38] = read!(
+    let read: [(&str, Read); 37] = read!(
         Abort,
         AddStream,
         BufferAck,
-        CacheTransfer,
         CloseStream,
         Commit,
         Control,

@@ -50,51 +50,6 @@ fn va_19_to_va_21_malformed_stream_messages_are_refused() {
 }
 
 #[test]
-fn va_22_to_va_25_cached_documents_are_checked_one_by_one() {
-    let transfer = |value: &[u8]| -> Result<Vec<bool>, DecodeError> {
-        let request = Frame::request(Opcode::DCP_CACHE_TRANSFER).with_value(value);
-        let mut out = Vec::new();
-        request.encode(&mut out).unwrap();
-        Ok(CacheTransfer::decode(&frame(&out))?.map(|document| document.is_ok()).collect())
-    };
-    let record = |key: &[u8], value: &[u8]| {
-        let mut out = Vec::new();
-        let document = CachedDocument {
-            cas: Cas(1),
-            seqno: Seqno(2),
-            rev_seqno: RevSeqno(3),
-            flags: 4,
-            expiry: 5,
-            datatype: Datatype::RAW,
-            cache_hint: 6,
-            key,
-            value,
-        };
-        document.encode(&mut out).unwrap();
-        let decoded = CacheTransfer::new(&out).next();
-        if (2..=251).contains(&key.len()) {
-            assert_eq!(decoded, Some(Ok(document)));
-        }
-        out
-    };
-    let good = record(b"\0k", b"");
-    assert_eq!(good.len(), 42);
-    for len in 0..42 {
-        assert!(transfer(&good[..len]).is_err(), "{len} bytes");
-    }
-    assert_eq!(transfer(&good), Ok(vec![true]));
-    assert_eq!(transfer(&record(b"k", b"v")), Ok(vec![false]));
-    let mut two = good;
-    two.extend_from_slice(&record(b"\0l", b"value"));
-    assert_eq!(transfer(&two), Ok(vec![true, true]));
-    two.pop();
-    assert_eq!(transfer(&two), Ok(vec![true, false]));
-    let mut oversized = record(&[b'k'; 251], b"v");
-    oversized[37] = 252;
-    assert_eq!(transfer(&oversized), Ok(vec![false]));
-}
-
-#[test]
 fn va_26_a_section_of_attributes_precedes_the_document() {
     let mut value = vec![0, 0, 0, 0x0f, 0, 0, 0, 0x0b];
     value.extend_from_slice(b"_k\0{\"a\":1}\0{}");

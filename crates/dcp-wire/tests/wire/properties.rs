@@ -112,7 +112,6 @@ proptest! {
         let _ = xattr::split(&bytes).map(|(xattrs, _)| xattrs.count());
         let _ = sasl::PlainMessage::decode(&bytes);
         let _ = sasl::ScramServer::read(&bytes);
-        let _ = CacheTransfer::new(&bytes).count();
     }
 
     #[test]
