@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::consumer::{Delivery, EndKind, Hidden, StreamFilter, StreamPosition};
+use dcp_proto::consumer::{Delivery, EndKind, Exclusions, StreamFilter, StreamPosition};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
 use dcp_wire::message::ObservedSeqno;
@@ -242,13 +242,13 @@ impl Client {
             }
             vbuckets.push((vbid, end, from.with_end(kind).with_catch_up(head)));
         }
-        let hidden = match (options.system_documents, filter.patterns().is_all()) {
-            (true, _) => Hidden::default(),
-            (false, true) => filter::hidden(filter.documents(), &manifest),
+        let exclusions = match (options.system_documents, filter.patterns().is_all()) {
+            (true, _) => Exclusions::default(),
+            (false, true) => filter::exclusions(filter.documents(), &manifest),
             // Patterns that do not name scope `_system` leave it out.
-            (false, false) => Hidden::default().with_transactions(),
+            (false, false) => Exclusions::default().with_transactions(),
         };
-        let hidden = hidden.with_patterns(filter.patterns(), &manifest);
+        let exclusions = exclusions.with_patterns(filter.patterns(), &manifest);
         let config = self.bucket.config();
         let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
         if options.ignore_purged_tombstones && !ignore_purged_tombstones {
@@ -267,7 +267,7 @@ impl Client {
                 clamp: options.clamp,
                 persisted_only,
                 end_persisted: options.end_persisted,
-                hidden,
+                exclusions,
                 rows: options.rows.clone(),
             },
             end_exists: options.end_exists,

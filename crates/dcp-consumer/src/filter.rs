@@ -2,7 +2,7 @@
 
 use dcp_proto::CollectionPatterns;
 use dcp_proto::checkpoint::StoredFilter;
-use dcp_proto::consumer::{Hidden, StreamFilter};
+use dcp_proto::consumer::{Exclusions, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
 
 use crate::{Error, ErrorKind, Filter};
@@ -101,15 +101,15 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
 
 /// What is left out by default: transaction records, and documents in scope `_system` unless the
 /// filter names it.
-pub(crate) fn hidden(filter: &StreamFilter, manifest: &Manifest) -> Hidden {
-    let hidden = Hidden::default().with_transactions();
+pub(crate) fn exclusions(filter: &StreamFilter, manifest: &Manifest) -> Exclusions {
+    let exclusions = Exclusions::default().with_transactions();
     if *filter != StreamFilter::All {
-        return hidden;
+        return exclusions;
     }
     let scope = manifest.scope_named("_system").map(|scope| scope.id);
     let lies_in_it = |entry: &&CollectionEntry| Some(entry.scope_id) == scope;
     let collections = manifest.collections().filter(lies_in_it).map(|entry| entry.id);
-    hidden.with_system_scope(scope, collections)
+    exclusions.with_system_scope(scope, collections)
 }
 
 /// A filter without what the manifest no longer has; `None` if nothing is left.
@@ -187,19 +187,19 @@ mod tests {
             [{"name":"_default","uid":"0"}]},{"name":"_system","uid":"8","collections":
             [{"name":"_query","uid":"9"},{"name":"_mobile","uid":"a"}]}]}"#;
         let system = Manifest::parse(json.as_bytes()).unwrap();
-        let all = Hidden::default().with_transactions();
+        let all = Exclusions::default().with_transactions();
         // In any order, as the manifest has none.
         let ids = [CollectionId(9), CollectionId(10)];
         let reversed = [CollectionId(10), CollectionId(9)];
         let scope = Some(ScopeId(8));
-        let found = hidden(&StreamFilter::All, &system);
+        let found = exclusions(&StreamFilter::All, &system);
         assert!(
             found == all.clone().with_system_scope(scope, ids)
                 || found == all.clone().with_system_scope(scope, reversed)
         );
-        assert_eq!(hidden(&StreamFilter::Scope(ScopeId(8)), &system), all);
+        assert_eq!(exclusions(&StreamFilter::Scope(ScopeId(8)), &system), all);
         let none_yet = all.with_system_scope(None, []);
-        assert_eq!(hidden(&StreamFilter::All, &manifest()), none_yet);
+        assert_eq!(exclusions(&StreamFilter::All, &manifest()), none_yet);
     }
 
     #[test]

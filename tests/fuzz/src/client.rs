@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 use dcp_meter::Meter;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Event, Hidden, Limit, PositionUpdate, StreamFilter,
+    Connection, ConnectionConfig, Delivery, Event, Exclusions, Limit, PositionUpdate, StreamFilter,
     StreamPosition,
 };
 use dcp_proto::{
@@ -205,10 +205,10 @@ struct Play {
 impl Play {
     fn new(bytes: &mut BytesIn<'_>) -> Self {
         let how = bytes.u8();
-        let hidden = if how & 1 == 0 {
-            Hidden::default()
+        let exclusions = if how & 1 == 0 {
+            Exclusions::default()
         } else {
-            Hidden::default().with_transactions().with_system_scope(None, [])
+            Exclusions::default().with_transactions().with_system_scope(None, [])
         };
         let config = ConnectionConfig {
             num_vbuckets: VBUCKETS,
@@ -224,7 +224,7 @@ impl Play {
                 clamp: how & 32 != 0,
                 persisted_only: how & 64 != 0,
                 end_persisted: how & 128 != 0,
-                hidden,
+                exclusions,
                 rows: RowFilter::default(),
             },
             max_body_len: MAX_BODY_LEN,

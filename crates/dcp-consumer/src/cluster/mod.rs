@@ -15,7 +15,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use dcp_proto::BatchSink;
-use dcp_proto::consumer::{Delivery, Hidden, StreamFilter};
+use dcp_proto::consumer::{Delivery, Exclusions, StreamFilter};
 use dcp_proto::topology::{Address, BucketConfig};
 use dcp_wire::Vbid;
 use rand::rngs::StdRng;
@@ -314,7 +314,7 @@ impl<S: BatchSink> Cluster<S> {
                     self.stats.events.push(StreamEvent::BackingOff { vbid, wait, cause: code });
                 }
             }
-            Report::Hidden(hidden) => self.hide(&hidden),
+            Report::Exclusions(exclusions) => self.exclude(&exclusions),
             Report::Map(link) => {
                 if let Some(json) = link.take_map() {
                     self.apply_map(id, &json)?;
@@ -460,12 +460,12 @@ fn panicked(error: JoinError) -> Error {
 /// from the event in its own streams, and another may take over a vBucket that is past that event.
 impl<S: BatchSink> Cluster<S> {
     /// A connection has learned of documents to leave out.
-    pub(super) fn hide(&mut self, learned: &Hidden) {
-        self.config.delivery.hidden.merge(learned);
+    pub(super) fn exclude(&mut self, learned: &Exclusions) {
+        self.config.delivery.exclusions.merge(learned);
         for node in self.nodes.values() {
             if let Slot::Up { commands, .. } = &node.slot {
                 // An ended connection does not need it.
-                let _ = commands.send(Command::Hide(learned.clone()));
+                let _ = commands.send(Command::Exclude(learned.clone()));
             }
         }
     }
@@ -473,13 +473,13 @@ impl<S: BatchSink> Cluster<S> {
     /// Learns what to leave out from the newest known manifest, for open connections as well: a
     /// vBucket may move to one of them when it is past the event of a collection.
     pub(super) fn hide_by_manifest(&mut self) {
-        let mut hidden = self.config.delivery.hidden.clone();
-        if hidden.leaves_out_system_scope() {
-            hidden.merge(&filter::hidden(&self.config.filter, &self.bucket.manifest()));
+        let mut exclusions = self.config.delivery.exclusions.clone();
+        if exclusions.excludes_system_scope() {
+            exclusions.merge(&filter::exclusions(&self.config.filter, &self.bucket.manifest()));
         }
-        hidden.learn_manifest(&self.bucket.manifest());
-        if hidden != self.config.delivery.hidden {
-            self.hide(&hidden);
+        exclusions.learn_manifest(&self.bucket.manifest());
+        if exclusions != self.config.delivery.exclusions {
+            self.exclude(&exclusions);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use dcp_proto::consumer::{
-    CollectionSeqnos, EndCause, Event, Hidden, Limit, StreamFilter, StreamPosition, Unpersisted,
+    CollectionSeqnos, EndCause, Event, Exclusions, Limit, StreamFilter, StreamPosition, Unpersisted,
 };
 use dcp_proto::{BatchSink, CaughtUp, Rollback, SinkError};
 use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
@@ -31,7 +31,7 @@ pub(crate) enum Command {
     /// Use this filter for future streams.
     Filter(StreamFilter),
     /// Leave out these documents as well.
-    Hide(Hidden),
+    Exclude(Exclusions),
     /// Open a stream.
     Open { vbid: Vbid, end_seqno: Seqno, from: Box<StreamPosition> },
     /// Close a stream; it is reported as ended.
@@ -67,7 +67,7 @@ pub(crate) enum Report {
     /// seqnos.
     Collections(Vec<CollectionSeqnos>, Vec<Progress>),
     /// Documents that are left out, some of them newly.
-    Hidden(Hidden),
+    Exclusions(Exclusions),
     /// The connection has a new cluster map to take.
     Map(Arc<Link>),
     /// The connection ended, with these streams, including those still to be opened.
@@ -270,7 +270,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 }
             }
             Command::Filter(filter) => self.driver.connection.machine.set_filter(filter),
-            Command::Hide(hidden) => self.driver.connection.machine.hide(&hidden),
+            Command::Exclude(exclusions) => self.driver.connection.machine.exclude(&exclusions),
             Command::FetchMap => self.driver.connection.machine.request_cluster_map(),
             Command::FetchHighSeqnos => self.driver.connection.machine.request_high_seqnos(),
             Command::FetchCollectionSeqnos(ids) => {
@@ -398,7 +398,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     let streaming = self.progress(vbids.map(|vbid| (vbid, Seqno::ZERO)));
                     self.report(Report::Collections(answers, streaming));
                 }
-                Event::Hidden(hidden) => self.report(Report::Hidden(hidden)),
+                Event::Exclusions(exclusions) => self.report(Report::Exclusions(exclusions)),
                 Event::ClusterMap(json) => {
                     if self.driver.link.offer_map(json) {
                         self.report(Report::Map(Arc::clone(&self.driver.link)));

@@ -18,7 +18,7 @@ use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbid, Vbuuid};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Checkpoint, CheckpointError, MadeWith, Standing, StoredFilter};
+use super::{Checkpoint, CheckpointEntry, CheckpointError, MadeWith, StoredFilter};
 use crate::consumer::StreamFilter;
 use crate::{
     CollectionPatterns, CompletePoint, FailoverLog, History, Op, Position, RowFilter, Snapshot,
@@ -171,8 +171,8 @@ fn write_version(version: u64, filter: impl Serialize, checkpoint: &Checkpoint) 
         bucket_uuid: checkpoint.bucket_uuid.to_string(),
         filter,
         positions: checkpoint
-            .standings()
-            .map(|(vbid, standing)| (VbidKey(vbid.0), PositionDocument::from(&**standing)))
+            .entries()
+            .map(|(vbid, entry)| (VbidKey(vbid.0), PositionDocument::from(&**entry)))
             .collect(),
     };
     let document =
@@ -299,9 +299,9 @@ impl TryFrom<FilterDocument> for StoredFilter {
     }
 }
 
-impl From<&Standing> for PositionDocument {
-    fn from(standing: &Standing) -> Self {
-        let Standing { position, history } = standing;
+impl From<&CheckpointEntry> for PositionDocument {
+    fn from(entry: &CheckpointEntry) -> Self {
+        let CheckpointEntry { position, history } = entry;
         let changed = |point: &CompletePoint| PointDocument {
             seqno: point.seqno.0,
             failover_log: (point.failover_log != position.failover_log)
@@ -322,7 +322,7 @@ impl From<&Standing> for PositionDocument {
     }
 }
 
-impl TryFrom<PositionDocument> for Standing {
+impl TryFrom<PositionDocument> for CheckpointEntry {
     type Error = CheckpointError;
 
     fn try_from(read: PositionDocument) -> Result<Self, CheckpointError> {

@@ -23,11 +23,11 @@ use crate::{History, Position, Snapshot};
 /// vBuckets that share one allocation: what a change of one position copies.
 const CHUNK: usize = 32;
 
-type Chunk = [Option<Arc<Standing>>; CHUNK];
+type Chunk = [Option<Arc<CheckpointEntry>>; CHUNK];
 
 /// The state of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Standing {
+struct CheckpointEntry {
     position: Position,
     history: History,
 }
@@ -175,10 +175,10 @@ impl Checkpoint {
 
     /// All positions, by vBucket, ascending.
     pub fn positions(&self) -> impl Iterator<Item = (Vbid, &Position)> {
-        self.standings().map(|(vbid, standing)| (vbid, &standing.position))
+        self.entries().map(|(vbid, entry)| (vbid, &entry.position))
     }
 
-    fn standings(&self) -> impl Iterator<Item = (Vbid, &Arc<Standing>)> {
+    fn entries(&self) -> impl Iterator<Item = (Vbid, &Arc<CheckpointEntry>)> {
         let slots = self.chunks.iter().flat_map(|chunk| chunk.iter());
         (0..=u16::MAX).map(Vbid).zip(slots).filter_map(|(vbid, slot)| Some((vbid, slot.as_ref()?)))
     }
@@ -198,7 +198,7 @@ impl Checkpoint {
     /// Applies a stream's position update; clones made before keep theirs.
     pub fn advance(&mut self, moved: PositionUpdate) {
         let PositionUpdate { vbid, position, history } = moved;
-        self.put(vbid, Arc::new(Standing { position, history }));
+        self.put(vbid, Arc::new(CheckpointEntry { position, history }));
     }
 
     /// The checkpoint with a vBucket at `position`.
@@ -225,8 +225,8 @@ impl Checkpoint {
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {
         let mut part = Self::made(&self.bucket_uuid, self.made_with.clone());
         for vbid in vbids {
-            if let Some(standing) = self.slot(vbid) {
-                part.put(vbid, Arc::clone(standing));
+            if let Some(entry) = self.slot(vbid) {
+                part.put(vbid, Arc::clone(entry));
             }
         }
         part
@@ -252,8 +252,8 @@ impl Checkpoint {
                 return Err(CheckpointError::MixedFilters { first, second });
             }
         };
-        for (vbid, standing) in other.standings() {
-            self.put(vbid, Arc::clone(standing));
+        for (vbid, entry) in other.entries() {
+            self.put(vbid, Arc::clone(entry));
         }
         Ok(())
     }
@@ -306,17 +306,17 @@ impl Checkpoint {
         document::read(json)
     }
 
-    fn slot(&self, vbid: Vbid) -> Option<&Arc<Standing>> {
+    fn slot(&self, vbid: Vbid) -> Option<&Arc<CheckpointEntry>> {
         self.chunks.get(vbid.index() / CHUNK)?.get(vbid.index() % CHUNK)?.as_ref()
     }
 
-    fn put(&mut self, vbid: Vbid, standing: Arc<Standing>) {
+    fn put(&mut self, vbid: Vbid, entry: Arc<CheckpointEntry>) {
         let chunks = Arc::make_mut(&mut self.chunks);
         let chunk = vbid.index() / CHUNK;
         if chunks.len() <= chunk {
             chunks.resize_with(chunk + 1, Arc::default);
         }
-        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = Some(standing);
+        Arc::make_mut(&mut chunks[chunk])[vbid.index() % CHUNK] = Some(entry);
     }
 }
 

@@ -30,14 +30,14 @@ pub struct Delivery {
     /// persisted on all copies. Needs `persisted_only`.
     pub end_persisted: bool,
     /// Documents that are left out.
-    pub hidden: Hidden,
+    pub exclusions: Exclusions,
     /// Which changes of documents are not left out.
     pub rows: RowFilter,
 }
 
 /// Most collections of scope `_system` that are remembered. Servers and services create a handful,
 /// and no documents arrive for those dropped long ago.
-const MAX_HIDDEN: usize = 1024;
+const MAX_EXCLUDED: usize = 1024;
 
 /// Most collections and scopes that are matched against patterns. A cluster has at most 1,200, and
 /// ids ascend: beyond that the oldest one is forgotten, which was dropped long ago.
@@ -45,28 +45,28 @@ const MAX_KNOWN: usize = 8192;
 
 /// Documents that are left out: positions move past them as past anything a filter leaves out.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Hidden {
+pub struct Exclusions {
     transactions: bool,
     /// Set if collections of scope `_system` are left out, its id once that is known.
     system_scope: Option<Option<ScopeId>>,
     /// Collections of that scope, in the order in which they were learned.
     collections: Vec<CollectionId>,
     /// What patterns choose of the rest, if there are any.
-    chosen: Option<Chosen>,
+    matched: Option<MatchedCollections>,
 }
 
 /// What patterns of collections are known to match.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Chosen {
+struct MatchedCollections {
     patterns: CollectionPatterns,
     collections: BTreeSet<CollectionId>,
     /// Names of scopes, to match collections that are created later.
     scopes: BTreeMap<ScopeId, Box<str>>,
 }
 
-impl Chosen {
+impl MatchedCollections {
     /// Matches a collection; returns whether it is new and chosen.
-    fn meet(&mut self, id: CollectionId, scope: &str, name: &str) -> bool {
+    fn note_collection(&mut self, id: CollectionId, scope: &str, name: &str) -> bool {
         self.patterns.choose(scope, name) && self.add(id)
     }
 
@@ -83,7 +83,7 @@ impl Chosen {
     }
 
     /// Notes a scope's name; returns whether it is new.
-    fn meet_scope(&mut self, id: ScopeId, name: &str) -> bool {
+    fn note_scope(&mut self, id: ScopeId, name: &str) -> bool {
         if !self.patterns.may_choose_in(name) || self.scopes.contains_key(&id) {
             return false;
         }
@@ -98,10 +98,10 @@ impl Chosen {
     fn learn(&mut self, id: SystemEventId, payload: &SystemEventPayload<'_>) -> bool {
         let Ok(name) = core::str::from_utf8(payload.name) else { return false };
         match (id, payload.collection_id) {
-            (SystemEventId::CREATE_SCOPE, _) => self.meet_scope(payload.scope_id, name),
+            (SystemEventId::CREATE_SCOPE, _) => self.note_scope(payload.scope_id, name),
             (SystemEventId::BEGIN_COLLECTION, Some(id)) => {
                 let Some(scope) = self.scopes.get(&payload.scope_id).cloned() else { return false };
-                self.meet(id, &scope, name)
+                self.note_collection(id, &scope, name)
             }
             _ => false,
         }
@@ -123,11 +123,11 @@ impl Chosen {
         for &id in &other.collections {
             self.add(id);
         }
-        other.scopes.iter().for_each(|(&id, name)| _ = self.meet_scope(id, name));
+        other.scopes.iter().for_each(|(&id, name)| _ = self.note_scope(id, name));
     }
 }
 
-impl Hidden {
+impl Exclusions {
     /// Leaves out the records of distributed transactions.
     #[must_use]
     pub const fn with_transactions(mut self) -> Self {
@@ -156,31 +156,31 @@ impl Hidden {
             return self;
         }
         let (patterns, collections, scopes) = (patterns.clone(), BTreeSet::new(), BTreeMap::new());
-        self.chosen = Some(Chosen { patterns, collections, scopes });
+        self.matched = Some(MatchedCollections { patterns, collections, scopes });
         self.learn_manifest(manifest);
         self
     }
 
     /// Learns what patterns choose of a newer manifest.
     pub fn learn_manifest(&mut self, manifest: &Manifest) {
-        let Some(chosen) = &mut self.chosen else { return };
+        let Some(chosen) = &mut self.matched else { return };
         for scope in manifest.scopes() {
-            chosen.meet_scope(scope.id, &scope.name);
+            chosen.note_scope(scope.id, &scope.name);
         }
         for entry in manifest.collections() {
             if let Some((scope, name)) = manifest.names(entry.id) {
-                chosen.meet(entry.id, scope, name);
+                chosen.note_collection(entry.id, scope, name);
             }
         }
     }
 
-    /// Leaves out a collection's documents; returns whether that is new. Beyond [`MAX_HIDDEN`], the
+    /// Leaves out a collection's documents; returns whether that is new. Beyond [`MAX_EXCLUDED`], the
     /// one that was learned first is no longer left out.
     fn add(&mut self, id: CollectionId) -> bool {
         if self.collections.contains(&id) {
             return false;
         }
-        if self.collections.len() == MAX_HIDDEN {
+        if self.collections.len() == MAX_EXCLUDED {
             self.collections.remove(0);
         }
         self.collections.push(id);
@@ -189,38 +189,38 @@ impl Hidden {
 
     /// `self`, if system documents may be left out.
     #[inline]
-    pub(super) fn may_hide(&self) -> Option<&Self> {
+    pub(super) fn of_system_documents(&self) -> Option<&Self> {
         (self.transactions || !self.collections.is_empty()).then_some(self)
     }
 
     /// The collections that patterns choose, if there are any patterns.
     #[inline]
-    pub(super) fn chosen(&self) -> Option<&BTreeSet<CollectionId>> {
-        self.chosen.as_ref().map(|chosen| &chosen.collections)
+    pub(super) fn matched(&self) -> Option<&BTreeSet<CollectionId>> {
+        self.matched.as_ref().map(|chosen| &chosen.collections)
     }
 
     /// Whether a document is left out as a system document.
     #[inline]
-    pub(super) fn hides_unasked(&self, collection_id: CollectionId, key: &[u8]) -> bool {
+    pub(super) fn excludes_system(&self, collection_id: CollectionId, key: &[u8]) -> bool {
         (self.transactions && key.first() == Some(&b'_') && key.starts_with(TRANSACTION_PREFIX))
             || (collection_id != CollectionId::DEFAULT && self.collections.contains(&collection_id))
     }
 
     /// Whether a document is left out.
-    pub(super) fn hides(&self, collection_id: CollectionId, key: &[u8]) -> bool {
-        self.hides_unasked(collection_id, key)
-            || self.chosen().is_some_and(|chosen| !chosen.contains(&collection_id))
+    pub(super) fn excludes(&self, collection_id: CollectionId, key: &[u8]) -> bool {
+        self.excludes_system(collection_id, key)
+            || self.matched().is_some_and(|chosen| !chosen.contains(&collection_id))
     }
 
     /// Whether an event of a collection or scope is left out.
-    pub(super) fn hides_event(&self, event: &SystemEvent<'_>) -> bool {
-        let Some(chosen) = &self.chosen else { return false };
+    pub(super) fn excludes_event(&self, event: &SystemEvent<'_>) -> bool {
+        let Some(chosen) = &self.matched else { return false };
         event.payload().ok().flatten().is_some_and(|of| !chosen.takes_event(event.id, &of))
     }
 
     /// Whether documents of scope `_system` are left out.
     #[must_use]
-    pub const fn leaves_out_system_scope(&self) -> bool {
+    pub const fn excludes_system_scope(&self) -> bool {
         self.system_scope.is_some()
     }
 
@@ -229,7 +229,7 @@ impl Hidden {
         self.transactions |= other.transactions;
         self.system_scope = other.system_scope.or(self.system_scope);
         other.collections.iter().for_each(|&id| _ = self.add(id));
-        if let (Some(own), Some(others)) = (&mut self.chosen, &other.chosen) {
+        if let (Some(own), Some(others)) = (&mut self.matched, &other.matched) {
             own.merge(others);
         }
     }
@@ -237,18 +237,18 @@ impl Hidden {
     /// The part that was learned last, and all that patterns are known to match.
     pub(super) fn learned_last(&self) -> Self {
         let collections = self.collections.last().copied().into_iter().collect();
-        let chosen = self.chosen.clone();
-        Self { transactions: false, system_scope: self.system_scope, collections, chosen }
+        let matched = self.matched.clone();
+        Self { transactions: false, system_scope: self.system_scope, collections, matched }
     }
 
     /// Learns of new scopes and collections; returns whether there was anything new.
     pub(super) fn learn(&mut self, event: &SystemEvent<'_>) -> bool {
-        if self.system_scope.is_none() && self.chosen.is_none() {
+        if self.system_scope.is_none() && self.matched.is_none() {
             return false;
         }
         // A damaged payload has no names.
         let Ok(Some(payload)) = event.payload() else { return false };
-        let is_chosen = self.chosen.as_mut().is_some_and(|of| of.learn(event.id, &payload));
+        let is_chosen = self.matched.as_mut().is_some_and(|of| of.learn(event.id, &payload));
         self.learn_system_scope(event.id, &payload) || is_chosen
     }
 
@@ -286,13 +286,13 @@ mod tests {
         {"name":"_system","uid":"d","collections":[{"name":"_mobile","uid":"e"}]}]}"#;
 
     /// What patterns choose of the manifest.
-    fn chosen(patterns: &[&str]) -> Hidden {
+    fn chosen(patterns: &[&str]) -> Exclusions {
         let patterns = CollectionPatterns::new(patterns.iter().copied()).unwrap();
-        Hidden::default().with_patterns(&patterns, &Manifest::parse(MANIFEST).unwrap())
+        Exclusions::default().with_patterns(&patterns, &Manifest::parse(MANIFEST).unwrap())
     }
 
-    fn ids(hidden: &Hidden) -> Option<Vec<u32>> {
-        hidden.chosen().map(|chosen| chosen.iter().map(|id| id.0).collect())
+    fn ids(exclusions: &Exclusions) -> Option<Vec<u32>> {
+        exclusions.matched().map(|chosen| chosen.iter().map(|id| id.0).collect())
     }
 
     /// The value of an event, in the version whose every event has a name.
@@ -313,12 +313,12 @@ mod tests {
         SystemEvent { seqno: Seqno(1), id, version: 2, key: b"", value }
     }
 
-    fn learn(hidden: &mut Hidden, id: SystemEventId, of: (u32, Option<u32>, &str)) -> bool {
-        hidden.learn(&event(id, &payload(id, of.0, of.1, of.2)))
+    fn learn(exclusions: &mut Exclusions, id: SystemEventId, of: (u32, Option<u32>, &str)) -> bool {
+        exclusions.learn(&event(id, &payload(id, of.0, of.1, of.2)))
     }
 
-    fn hides_event(hidden: &Hidden, id: SystemEventId, of: (u32, Option<u32>)) -> bool {
-        hidden.hides_event(&event(id, &payload(id, of.0, of.1, "name")))
+    fn excludes_event(exclusions: &Exclusions, id: SystemEventId, of: (u32, Option<u32>)) -> bool {
+        exclusions.excludes_event(&event(id, &payload(id, of.0, of.1, "name")))
     }
 
     const BEGIN: SystemEventId = SystemEventId::BEGIN_COLLECTION;
@@ -329,90 +329,96 @@ mod tests {
 
     #[test]
     fn patterns_choose_collections_of_the_manifest_and_hide_the_others() {
-        assert_eq!(ids(&Hidden::default()), None);
+        assert_eq!(ids(&Exclusions::default()), None);
         assert_eq!(ids(&chosen(&["shop.*"])), Some(vec![9, 10]));
         assert_eq!(ids(&chosen(&["*.orders"])), Some(vec![9, 12]));
         assert_eq!(ids(&chosen(&["*.*"])), Some(vec![9, 10, 12]));
         assert_eq!(ids(&chosen(&["_system.*"])), Some(vec![14]));
-        let hidden = chosen(&["shop.o*"]);
-        for (id, hides) in [(9, false), (10, true), (12, true), (0, true), (99, true)] {
-            assert_eq!(hidden.hides(CollectionId(id), b"k"), hides, "{id}");
-            assert!(!hidden.hides_unasked(CollectionId(id), b"k"), "no system document");
+        let exclusions = chosen(&["shop.o*"]);
+        for (id, excludes) in [(9, false), (10, true), (12, true), (0, true), (99, true)] {
+            assert_eq!(exclusions.excludes(CollectionId(id), b"k"), excludes, "{id}");
+            assert!(!exclusions.excludes_system(CollectionId(id), b"k"), "no system document");
         }
-        let all = Hidden::default()
+        let all = Exclusions::default()
             .with_patterns(&CollectionPatterns::default(), &Manifest::parse(MANIFEST).unwrap());
-        assert_eq!(all, Hidden::default());
-        assert!(!all.hides(CollectionId(99), b"k"));
+        assert_eq!(all, Exclusions::default());
+        assert!(!all.excludes(CollectionId(99), b"k"));
     }
 
     #[test]
     fn events_of_what_is_not_chosen_are_hidden_and_drops_never_are() {
-        let hidden = chosen(&["shop.o*"]);
+        let exclusions = chosen(&["shop.o*"]);
         for id in [BEGIN, MODIFY] {
-            assert!(!hides_event(&hidden, id, (8, Some(9))), "{id}");
-            assert!(hides_event(&hidden, id, (8, Some(10))), "{id}");
-            assert!(hides_event(&hidden, id, (11, Some(12))), "{id}");
+            assert!(!excludes_event(&exclusions, id, (8, Some(9))), "{id}");
+            assert!(excludes_event(&exclusions, id, (8, Some(10))), "{id}");
+            assert!(excludes_event(&exclusions, id, (11, Some(12))), "{id}");
         }
-        assert!(!hides_event(&hidden, CREATE, (8, None)));
-        assert!(hides_event(&hidden, CREATE, (11, None)));
+        assert!(!excludes_event(&exclusions, CREATE, (8, None)));
+        assert!(excludes_event(&exclusions, CREATE, (11, None)));
         for scope in [8, 11] {
-            assert!(!hides_event(&hidden, END, (scope, Some(12))));
-            assert!(!hides_event(&hidden, DROP, (scope, None)));
+            assert!(!excludes_event(&exclusions, END, (scope, Some(12))));
+            assert!(!excludes_event(&exclusions, DROP, (scope, None)));
         }
         // Nobody knows what a damaged or unknown payload is about.
-        assert!(!hidden.hides_event(&event(BEGIN, b"")));
-        assert!(!hidden.hides_event(&SystemEvent { version: 9, ..event(BEGIN, b"") }));
-        assert!(!hides_event(&Hidden::default(), BEGIN, (11, Some(12))));
+        assert!(!exclusions.excludes_event(&event(BEGIN, b"")));
+        assert!(!exclusions.excludes_event(&SystemEvent { version: 9, ..event(BEGIN, b"") }));
+        assert!(!excludes_event(&Exclusions::default(), BEGIN, (11, Some(12))));
     }
 
     #[test]
     fn patterns_choose_what_is_created_later() {
-        let mut hidden = chosen(&["shop.o*", "new*.*"]);
-        assert!(learn(&mut hidden, BEGIN, (8, Some(20), "offers")));
-        assert!(!learn(&mut hidden, BEGIN, (8, Some(20), "offers")), "known already");
-        assert!(!learn(&mut hidden, BEGIN, (8, Some(21), "carts")));
-        assert!(!learn(&mut hidden, BEGIN, (30, Some(31), "any")), "its scope is not known");
-        assert!(learn(&mut hidden, CREATE, (30, None, "newest")));
-        assert!(!learn(&mut hidden, CREATE, (30, None, "newest")), "known already");
-        assert!(!learn(&mut hidden, CREATE, (40, None, "old")));
-        assert!(learn(&mut hidden, BEGIN, (30, Some(31), "any")));
-        assert!(!learn(&mut hidden, BEGIN, (40, Some(41), "any")));
-        assert!(!learn(&mut hidden, MODIFY, (30, Some(32), "any")), "only a creation");
-        assert!(!learn(&mut hidden, END, (30, Some(31), "")));
-        assert!(!learn(&mut hidden, DROP, (30, None, "")));
-        assert_eq!(ids(&hidden), Some(vec![9, 20, 31]), "a dropped one stays");
-        assert!(!hidden.learn(&event(BEGIN, b"")));
-        assert!(!learn(&mut Hidden::default(), CREATE, (30, None, "newest")));
+        let mut exclusions = chosen(&["shop.o*", "new*.*"]);
+        assert!(learn(&mut exclusions, BEGIN, (8, Some(20), "offers")));
+        assert!(!learn(&mut exclusions, BEGIN, (8, Some(20), "offers")), "known already");
+        assert!(!learn(&mut exclusions, BEGIN, (8, Some(21), "carts")));
+        assert!(!learn(&mut exclusions, BEGIN, (30, Some(31), "any")), "its scope is not known");
+        assert!(learn(&mut exclusions, CREATE, (30, None, "newest")));
+        assert!(!learn(&mut exclusions, CREATE, (30, None, "newest")), "known already");
+        assert!(!learn(&mut exclusions, CREATE, (40, None, "old")));
+        assert!(learn(&mut exclusions, BEGIN, (30, Some(31), "any")));
+        assert!(!learn(&mut exclusions, BEGIN, (40, Some(41), "any")));
+        assert!(!learn(&mut exclusions, MODIFY, (30, Some(32), "any")), "only a creation");
+        assert!(!learn(&mut exclusions, END, (30, Some(31), "")));
+        assert!(!learn(&mut exclusions, DROP, (30, None, "")));
+        assert_eq!(ids(&exclusions), Some(vec![9, 20, 31]), "a dropped one stays");
+        assert!(!exclusions.learn(&event(BEGIN, b"")));
+        assert!(!learn(&mut Exclusions::default(), CREATE, (30, None, "newest")));
         let mut with_bytes = payload(BEGIN, 30, Some(33), "name");
         let at = with_bytes.windows(4).position(|bytes| bytes == b"name").unwrap();
         with_bytes[at] = 0xff;
-        assert!(!hidden.learn(&event(BEGIN, &with_bytes)), "a name that is no text");
+        assert!(!exclusions.learn(&event(BEGIN, &with_bytes)), "a name that is no text");
     }
 
     #[test]
     fn the_system_scope_is_learned_with_its_collections() {
-        let mut hidden = Hidden::default().with_system_scope(None, []);
-        assert!(hidden.leaves_out_system_scope());
-        assert!(hidden.may_hide().is_none(), "nothing is known yet");
-        assert!(!learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")), "its scope is not known");
-        assert!(!learn(&mut hidden, CREATE, (7, None, "shop")));
-        assert!(learn(&mut hidden, CREATE, (8, None, "_system")));
-        assert!(!learn(&mut hidden, CREATE, (8, None, "_system")));
-        assert!(!learn(&mut hidden, BEGIN, (7, Some(9), "carts")));
-        assert!(learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")));
-        assert!(!learn(&mut hidden, BEGIN, (8, Some(9), "_mobile")));
-        assert!(hidden.may_hide().is_some());
-        assert!(hidden.hides(CollectionId(9), b"k") && !hidden.hides(CollectionId(10), b"k"));
-        assert!(!Hidden::default().leaves_out_system_scope());
-        assert!(learn(&mut hidden, CREATE, (18, None, "_system")), "it was made again");
-        assert!(learn(&mut hidden, BEGIN, (18, Some(19), "_mobile")));
-        assert!(hidden.hides(CollectionId(9), b"k") && hidden.hides(CollectionId(19), b"k"));
+        let mut exclusions = Exclusions::default().with_system_scope(None, []);
+        assert!(exclusions.excludes_system_scope());
+        assert!(exclusions.of_system_documents().is_none(), "nothing is known yet");
+        assert!(!learn(&mut exclusions, BEGIN, (8, Some(9), "_mobile")), "its scope is not known");
+        assert!(!learn(&mut exclusions, CREATE, (7, None, "shop")));
+        assert!(learn(&mut exclusions, CREATE, (8, None, "_system")));
+        assert!(!learn(&mut exclusions, CREATE, (8, None, "_system")));
+        assert!(!learn(&mut exclusions, BEGIN, (7, Some(9), "carts")));
+        assert!(learn(&mut exclusions, BEGIN, (8, Some(9), "_mobile")));
+        assert!(!learn(&mut exclusions, BEGIN, (8, Some(9), "_mobile")));
+        assert!(exclusions.of_system_documents().is_some());
+        assert!(
+            exclusions.excludes(CollectionId(9), b"k")
+                && !exclusions.excludes(CollectionId(10), b"k")
+        );
+        assert!(!Exclusions::default().excludes_system_scope());
+        assert!(learn(&mut exclusions, CREATE, (18, None, "_system")), "it was made again");
+        assert!(learn(&mut exclusions, BEGIN, (18, Some(19), "_mobile")));
+        assert!(
+            exclusions.excludes(CollectionId(9), b"k")
+                && exclusions.excludes(CollectionId(19), b"k")
+        );
     }
 
     #[test]
     fn records_of_transactions_are_known_by_their_keys() {
-        let hidden = Hidden::default().with_transactions();
-        for (key, hides) in [
+        let exclusions = Exclusions::default().with_transactions();
+        for (key, excludes) in [
             (&b"_txn:"[..], true),
             (b"_txn:atr-1", true),
             (b"_txn", false),
@@ -421,15 +427,19 @@ mod tests {
             (b"", false),
         ] {
             for collection in [CollectionId::DEFAULT, CollectionId(9)] {
-                assert_eq!(hidden.hides(collection, key), hides);
-                assert_eq!(hidden.hides_unasked(collection, key), hides);
-                assert!(!Hidden::default().hides(collection, key));
+                assert_eq!(exclusions.excludes(collection, key), excludes);
+                assert_eq!(exclusions.excludes_system(collection, key), excludes);
+                assert!(!Exclusions::default().excludes(collection, key));
             }
         }
-        assert!(hidden.may_hide().is_some() && Hidden::default().may_hide().is_none());
+        assert!(
+            exclusions.of_system_documents().is_some()
+                && Exclusions::default().of_system_documents().is_none()
+        );
         // The default collection is in no system scope.
-        let wrong = Hidden::default().with_system_scope(Some(ScopeId(8)), [CollectionId::DEFAULT]);
-        assert!(!wrong.hides(CollectionId::DEFAULT, b"k"));
+        let wrong =
+            Exclusions::default().with_system_scope(Some(ScopeId(8)), [CollectionId::DEFAULT]);
+        assert!(!wrong.excludes(CollectionId::DEFAULT, b"k"));
     }
 
     #[test]
@@ -441,55 +451,64 @@ mod tests {
         assert_eq!(ids(&own), Some(vec![9, 20]));
         assert!(learn(&mut own, BEGIN, (30, Some(31), "any")), "its scope came with it");
 
-        let mut own = Hidden::default().with_system_scope(None, [CollectionId(1)]);
-        let other = Hidden::default()
+        let mut own = Exclusions::default().with_system_scope(None, [CollectionId(1)]);
+        let other = Exclusions::default()
             .with_transactions()
             .with_system_scope(Some(ScopeId(8)), [CollectionId(2), CollectionId(3)]);
         own.merge(&other.learned_last());
-        assert!(own.hides(CollectionId(1), b"k") && own.hides(CollectionId(3), b"k"));
-        assert!(!own.hides(CollectionId(2), b"k"), "only what was learned last");
-        assert!(!own.hides(CollectionId(0), b"_txn:1"), "transactions are not learned");
+        assert!(own.excludes(CollectionId(1), b"k") && own.excludes(CollectionId(3), b"k"));
+        assert!(!own.excludes(CollectionId(2), b"k"), "only what was learned last");
+        assert!(!own.excludes(CollectionId(0), b"_txn:1"), "transactions are not learned");
         own.merge(&other);
-        assert!(own.hides(CollectionId(2), b"k") && own.hides(CollectionId(0), b"_txn:1"));
+        assert!(own.excludes(CollectionId(2), b"k") && own.excludes(CollectionId(0), b"_txn:1"));
         assert!(learn(&mut own, BEGIN, (8, Some(9), "_mobile")), "the scope came with it");
-        own.merge(&Hidden::default());
-        assert!(own.hides(CollectionId(0), b"_txn:1"), "nothing is forgotten");
+        own.merge(&Exclusions::default());
+        assert!(own.excludes(CollectionId(0), b"_txn:1"), "nothing is forgotten");
         assert!(learn(&mut own, BEGIN, (8, Some(10), "_mobile")));
     }
 
     #[test]
     fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
         let many = u32::try_from(MAX_KNOWN).unwrap();
-        let mut hidden = chosen(&["new.*", "new*.*"]);
+        let mut exclusions = chosen(&["new.*", "new*.*"]);
         for id in 100..100 + many {
-            assert!(learn(&mut hidden, CREATE, (id, None, "new")));
+            assert!(learn(&mut exclusions, CREATE, (id, None, "new")));
         }
         for id in 100..100 + many {
-            assert!(learn(&mut hidden, BEGIN, (100 + many - 1, Some(id), "any")));
+            assert!(learn(&mut exclusions, BEGIN, (100 + many - 1, Some(id), "any")));
         }
-        let known = |hidden: &Hidden| {
-            let chosen = hidden.chosen.as_ref().unwrap();
+        let known = |exclusions: &Exclusions| {
+            let chosen = exclusions.matched.as_ref().unwrap();
             (chosen.collections.len(), chosen.scopes.len())
         };
-        assert_eq!(known(&hidden), (MAX_KNOWN, MAX_KNOWN));
-        let before = hidden.clone();
-        hidden.merge(&before);
-        assert!(!learn(&mut hidden, BEGIN, (100, Some(100), "any")), "the next vBucket's event");
-        assert_eq!(hidden, before, "what is known already takes the place of nothing");
-        assert!(learn(&mut hidden, CREATE, (100 + many, None, "new")));
-        assert!(learn(&mut hidden, BEGIN, (100 + many, Some(100 + many), "any")));
-        assert_eq!(known(&hidden), (MAX_KNOWN, MAX_KNOWN));
-        assert!(hidden.hides(CollectionId(100), b"k") && !hidden.hides(CollectionId(101), b"k"));
-        assert!(!hidden.hides(CollectionId(100 + many), b"k"));
-        hidden.merge(&before);
-        assert_eq!(known(&hidden), (MAX_KNOWN, MAX_KNOWN));
+        assert_eq!(known(&exclusions), (MAX_KNOWN, MAX_KNOWN));
+        let before = exclusions.clone();
+        exclusions.merge(&before);
+        assert!(
+            !learn(&mut exclusions, BEGIN, (100, Some(100), "any")),
+            "the next vBucket's event"
+        );
+        assert_eq!(exclusions, before, "what is known already takes the place of nothing");
+        assert!(learn(&mut exclusions, CREATE, (100 + many, None, "new")));
+        assert!(learn(&mut exclusions, BEGIN, (100 + many, Some(100 + many), "any")));
+        assert_eq!(known(&exclusions), (MAX_KNOWN, MAX_KNOWN));
+        assert!(
+            exclusions.excludes(CollectionId(100), b"k")
+                && !exclusions.excludes(CollectionId(101), b"k")
+        );
+        assert!(!exclusions.excludes(CollectionId(100 + many), b"k"));
+        exclusions.merge(&before);
+        assert_eq!(known(&exclusions), (MAX_KNOWN, MAX_KNOWN));
 
-        let mut hidden = Hidden::default().with_system_scope(Some(ScopeId(8)), []);
-        for id in 1..=u32::try_from(MAX_HIDDEN).unwrap() {
-            assert!(learn(&mut hidden, BEGIN, (8, Some(id), "_any")));
+        let mut exclusions = Exclusions::default().with_system_scope(Some(ScopeId(8)), []);
+        for id in 1..=u32::try_from(MAX_EXCLUDED).unwrap() {
+            assert!(learn(&mut exclusions, BEGIN, (8, Some(id), "_any")));
         }
-        assert!(hidden.hides(CollectionId(1), b"k"), "as many as fit");
-        assert!(learn(&mut hidden, BEGIN, (8, Some(5000), "_any")));
-        assert!(!hidden.hides(CollectionId(1), b"k") && hidden.hides(CollectionId(2), b"k"));
+        assert!(exclusions.excludes(CollectionId(1), b"k"), "as many as fit");
+        assert!(learn(&mut exclusions, BEGIN, (8, Some(5000), "_any")));
+        assert!(
+            !exclusions.excludes(CollectionId(1), b"k")
+                && exclusions.excludes(CollectionId(2), b"k")
+        );
     }
 }

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use dcp_wire::message::{ObservedSeqno, StreamEndReason};
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid, Vbuuid};
 
-use super::{Hidden, OpenStreamError};
+use super::{Exclusions, OpenStreamError};
 use crate::{CaughtUp, FailoverLog, History, Position, Rollback};
 
 /// Where a vBucket's next stream resumes: everything it needs from the previous one.
@@ -177,7 +177,7 @@ pub enum Event {
     CollectionSeqnos(Vec<CollectionSeqnos>),
     /// The scope or collection that was created last and whose documents are left out: other
     /// connections need to know it before they take over a vBucket that is past its creation.
-    Hidden(Hidden),
+    Exclusions(Exclusions),
     /// A cluster map, requested, pushed or sent with a refusal, as JSON.
     ClusterMap(Bytes),
     /// The collections manifest as JSON; `None` if the node has none. See

@@ -18,7 +18,7 @@ pub use bootstrap::{
     ControlSetting, DcpOpen, ErrorContext,
 };
 pub use connection::{Connection, ConnectionConfig, Limit, StreamFilter, Walk};
-pub use delivery::{Delivery, Hidden};
+pub use delivery::{Delivery, Exclusions};
 pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };

@@ -1,18 +1,18 @@
 //! A consumer's machine: rows of the conformance tables as data, and scripts of whole connections.
 
+mod backfills;
 mod closing;
 mod delivery;
+mod exclusions;
 mod flow;
-mod hidden;
 mod hostile;
-mod knows;
 mod pair;
+mod producer_rows;
 mod requests;
 mod rollbacks;
 mod rules;
 mod runs;
 mod script;
-mod sent;
 mod setup;
 
 use dcp_test::conformance::{Outcome, note};
@@ -40,11 +40,11 @@ fn the_consumer_follows_the_rows() {
 
 #[test]
 fn what_a_producer_sends_by_the_rows_is_taken() {
-    let rows = sent::rows();
+    let rows = producer_rows::rows();
     let failures: Vec<String> = rows
         .iter()
         .filter_map(|(name, row)| {
-            let checked = sent::check(row).map(|()| note("consumer", name, Outcome::Held));
+            let checked = producer_rows::check(row).map(|()| note("consumer", name, Outcome::Held));
             checked.err().map(|why| format!("{name}: {why}"))
         })
         .collect();

@@ -5,7 +5,7 @@ use dcp_wire::{Header, Magic, Opaque, Opcode, Seqno, Vbuuid};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use dcp_proto::consumer::{ConnectionConfig, Delivery, Hidden, Limit, StreamPosition};
+use dcp_proto::consumer::{ConnectionConfig, Delivery, Exclusions, Limit, StreamPosition};
 use dcp_proto::{Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError};
 use dcp_test::harness::*;
 
@@ -160,19 +160,19 @@ proptest! {
             |(rows, bytes)| Limit { rows, bytes },
         )],
         (window, release) in (prop_oneof![Just(0u32), 200u32..9000], any::<bool>()),
-        (collections, clamp, hide) in (any::<bool>(), any::<bool>(), any::<bool>()),
+        (collections, clamp, exclude) in (any::<bool>(), any::<bool>(), any::<bool>()),
         (end, refuse) in (
             prop_oneof![Just(u64::MAX), 1u64..120],
             prop_oneof![4 => Just(None), 1 => (1u64..100).prop_map(Some)],
         ),
         branch in 1u64..100,
     ) {
-        let hidden = if hide { Hidden::default().with_transactions() } else { Hidden::default() };
+        let exclusions = if exclude { Exclusions::default().with_transactions() } else { Exclusions::default() };
         let config = ConnectionConfig {
             window,
             // A key begins with its collection then, one with a long id.
-            collections: collections && !hide,
-            delivery: Delivery { clamp, hidden, ..Delivery::default() },
+            collections: collections && !exclude,
+            delivery: Delivery { clamp, exclusions, ..Delivery::default() },
             ..config()
         };
         let [mut runs, mut singles] = [(); 2].map(|()| {

@@ -17,7 +17,7 @@ use dcp_wire::{Frame, Seqno, Status, Vbid};
 use self::requests::Requests;
 use self::stream_request::RequestContext;
 pub use self::stream_request::StreamFilter;
-use super::delivery::{Delivery, Hidden};
+use super::delivery::{Delivery, Exclusions};
 use super::opaque::Opaques;
 use super::stream::{State, Stream};
 use super::unpersisted::Unpersisted;
@@ -181,8 +181,8 @@ impl Connection {
     }
 
     /// Command: leaves these documents out too, from now on.
-    pub fn hide(&mut self, hidden: &Hidden) {
-        self.config.delivery.hidden.merge(hidden);
+    pub fn exclude(&mut self, exclusions: &Exclusions) {
+        self.config.delivery.exclusions.merge(exclusions);
     }
 
     /// Input: time has passed.

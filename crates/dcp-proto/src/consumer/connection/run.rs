@@ -8,7 +8,7 @@ use dcp_wire::Seqno;
 use dcp_wire::message::MutationView;
 
 use super::{Connection, Limit};
-use crate::consumer::stream::{Fixed, State};
+use crate::consumer::stream::{RunBounds, State};
 use crate::consumer::unpersisted::Unpersisted;
 use crate::{ChangeSink, MutationRun, RunError, SinkError};
 
@@ -49,7 +49,7 @@ impl Connection {
         let config = &self.config;
         let (max_body, collections) = (config.max_body_len, config.collections);
         // Then each change is checked individually.
-        if !config.delivery.rows.is_all() || config.delivery.hidden.chosen().is_some() {
+        if !config.delivery.rows.is_all() || config.delivery.exclusions.matched().is_some() {
             return Ok(Ran::default());
         }
         let Some((first, _)) = MutationView::parse(input, max_body, collections) else {
@@ -67,12 +67,12 @@ impl Connection {
         } else {
             Seqno::MAX
         };
-        let Some(Fixed { mut last, before, vbuuid, snapshot, history, epoch }) =
-            stream.fixed(first.seqno(), passes)
+        let Some(RunBounds { mut last, before, vbuuid, snapshot, history, epoch }) =
+            stream.run_bounds(first.seqno(), passes)
         else {
             return Ok(Ran::default());
         };
-        let hidden = config.delivery.hidden.may_hide();
+        let exclusions = config.delivery.exclusions.of_system_documents();
         let room = if origin == Origin::Arrived { self.window.room() } else { u64::MAX };
         if room == 0 {
             return Ok(Ran::default());
@@ -91,8 +91,8 @@ impl Connection {
                 || mutation.opaque() != opaque
                 || seqno <= last
                 || seqno >= before
-                || hidden.is_some_and(|hidden| {
-                    hidden.hides_unasked(mutation.collection_id(), mutation.key())
+                || exclusions.is_some_and(|exclusions| {
+                    exclusions.excludes_system(mutation.collection_id(), mutation.key())
                 })
             {
                 break;
@@ -120,7 +120,7 @@ impl Connection {
             };
             last = of_last;
         }
-        stream.ran_to(last);
+        stream.finish_run(last);
         if !stream.dirty {
             stream.dirty = true;
             self.dirty.push(vbid);

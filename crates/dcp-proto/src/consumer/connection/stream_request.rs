@@ -63,7 +63,7 @@ impl<'a> RequestContext<'a> {
             opaque: stream.opaque,
             flags,
             start_seqno: position.seqno,
-            end_seqno: stream.asked_end(),
+            end_seqno: stream.requested_end(),
             vbuuid: position.vbuuid(),
             snapshot_start: snapshot.start,
             snapshot_end: snapshot.end,

@@ -14,7 +14,7 @@ use super::{Connection, Limit, Walk, send};
 use crate::ChangeSink;
 use crate::consumer::noop;
 use crate::consumer::opaque::vbid_of;
-use crate::consumer::stream::{Fault, Progress, State};
+use crate::consumer::stream::{Fault, ItemEffects, State};
 use crate::consumer::{ConnectionError, EndCause, Event, Misbehaviour, ProtocolError};
 use crate::flow_control::counted_bytes;
 
@@ -157,13 +157,14 @@ impl Connection {
         if stream.opaque != frame.header.opaque || stream.state != State::Streaming {
             return self.not_streaming(frame);
         }
-        let (collections, hidden) = (self.config.collections, &mut self.config.delivery.hidden);
-        let (progress, may_be_row) = match frame.header.opcode {
+        let (collections, exclusions) =
+            (self.config.collections, &mut self.config.delivery.exclusions);
+        let (effects, may_be_row) = match frame.header.opcode {
             Opcode::DCP_MUTATION | Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
                 let rows = &self.config.delivery.rows;
-                (stream.document(frame, collections, hidden, rows, sink)?, true)
+                (stream.document(frame, collections, exclusions, rows, sink)?, true)
             }
-            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, hidden, sink)?, false),
+            Opcode::DCP_SYSTEM_EVENT => (stream.system_event(frame, exclusions, sink)?, false),
             Opcode::DCP_SEQNO_ADVANCED => (stream.seqno_advanced(frame)?, false),
             Opcode::DCP_OSO_SNAPSHOT => (stream.oso_snapshot(frame)?, false),
             Opcode::DCP_SNAPSHOT_MARKER => {
@@ -184,10 +185,10 @@ impl Connection {
             stream.dirty = true;
             self.dirty.push(vbid);
         }
-        if progress.is_notable() {
-            self.note(vbid, progress, sink)?;
+        if effects.is_notable() {
+            self.note(vbid, effects, sink)?;
         }
-        Ok(if may_be_row { progress.rows() } else { 0 })
+        Ok(if may_be_row { effects.rows() } else { 0 })
     }
 
     /// Effects that only some items have.
@@ -195,22 +196,23 @@ impl Connection {
     fn note<S: ChangeSink>(
         &mut self,
         vbid: Vbid,
-        progress: Progress,
+        effects: ItemEffects,
         sink: &mut S,
     ) -> Result<(), Fault> {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return Ok(()) };
-        self.stats.repeated_seqnos += u64::from(progress.repeated_seqno);
-        if progress.learned {
-            self.events.push_back(Event::Hidden(self.config.delivery.hidden.learned_last()));
+        self.stats.repeated_seqnos += u64::from(effects.repeated_seqno);
+        if effects.learned {
+            self.events
+                .push_back(Event::Exclusions(self.config.delivery.exclusions.learned_last()));
         }
-        if progress.acknowledge_marker {
+        if effects.acknowledge_marker {
             let answer = Frame::response(Opcode::DCP_SNAPSHOT_MARKER, Status::SUCCESS);
             send(&answer.with_opaque(stream.opaque), &mut self.transmit);
         }
-        if progress.caught_up {
+        if effects.caught_up {
             self.tell_caught_up(vbid, sink)?;
         }
-        if progress.reached_end {
+        if effects.reached_end {
             self.reached_end(vbid, false);
         }
         Ok(())

@@ -3,9 +3,9 @@
 use dcp_wire::message::{Deletion, Expiration, Mutation, SeqnoAdvanced, SystemEvent};
 use dcp_wire::{CollectionId, DecodeError, DocKey, Frame, Header, Opcode, RevSeqno, Vbuuid};
 
-use super::{Fault, Progress, Stream};
+use super::{Fault, ItemEffects, Stream};
 use crate::consumer::Misbehaviour;
-use crate::consumer::delivery::Hidden;
+use crate::consumer::delivery::Exclusions;
 use crate::{Change, ChangeSink, Op, RowFilter, Snapshot, SystemEventRecord};
 
 impl Stream {
@@ -14,17 +14,17 @@ impl Stream {
         &mut self,
         frame: &Frame<'_>,
         collections: bool,
-        hidden: &Hidden,
+        exclusions: &Exclusions,
         rows: &RowFilter,
         sink: &mut S,
-    ) -> Result<Progress, Fault> {
+    ) -> Result<ItemEffects, Fault> {
         let change = decode(frame, collections)?;
         let seqno = change.seqno;
         if seqno > self.clamp {
             return Ok(self.past_end(seqno)?);
         }
         let repeated_seqno = self.check_item(seqno)?;
-        let no_row = hidden.hides(change.collection_id, change.key) || !rows.passes(&change);
+        let no_row = exclusions.excludes(change.collection_id, change.key) || !rows.passes(&change);
         if !no_row {
             sink.change(&Change {
                 vbuuid: self.branch_of(seqno),
@@ -34,23 +34,23 @@ impl Stream {
                 ..change
             })?;
         }
-        Ok(Progress { repeated_seqno, no_row, ..self.processed(seqno) })
+        Ok(ItemEffects { repeated_seqno, no_row, ..self.processed(seqno) })
     }
 
     /// A collection or scope changed.
     pub(in crate::consumer) fn system_event<S: ChangeSink>(
         &mut self,
         frame: &Frame<'_>,
-        hidden: &mut Hidden,
+        exclusions: &mut Exclusions,
         sink: &mut S,
-    ) -> Result<Progress, Fault> {
+    ) -> Result<ItemEffects, Fault> {
         let event = SystemEvent::decode(frame)?;
-        let learned = hidden.learn(&event);
+        let learned = exclusions.learn(&event);
         if event.seqno > self.clamp {
-            return Ok(Progress { learned, ..self.past_end(event.seqno)? });
+            return Ok(ItemEffects { learned, ..self.past_end(event.seqno)? });
         }
         let repeated_seqno = self.check_item(event.seqno)?;
-        if !hidden.hides_event(&event) {
+        if !exclusions.excludes_event(&event) {
             sink.system_event(&SystemEventRecord {
                 vbid: self.vbid,
                 seqno: event.seqno,
@@ -65,14 +65,14 @@ impl Stream {
         if let Ok(Some(payload)) = event.payload() {
             self.position.manifest_uid = payload.manifest_uid;
         }
-        Ok(Progress { repeated_seqno, learned, ..self.processed(event.seqno) })
+        Ok(ItemEffects { repeated_seqno, learned, ..self.processed(event.seqno) })
     }
 
     /// Nothing up to a seqno is part of the stream.
     pub(in crate::consumer) fn seqno_advanced(
         &mut self,
         frame: &Frame<'_>,
-    ) -> Result<Progress, Fault> {
+    ) -> Result<ItemEffects, Fault> {
         let seqno = SeqnoAdvanced::decode(frame)?.seqno;
         if seqno > self.clamp {
             return Ok(self.past_end(seqno)?);
@@ -84,12 +84,12 @@ impl Stream {
             }
             self.enter_snapshot(seqno)?;
         }
-        let mut progress = self.processed(seqno);
+        let mut effects = self.processed(seqno);
         self.advanced = true;
         // At the end of a snapshot, servers with MB-62984 may send a mutation with the same seqno
         // next. They end the stream there in any case.
-        progress.reached_end &= !self.position.is_snapshot_complete();
-        Ok(progress)
+        effects.reached_end &= !self.position.is_snapshot_complete();
+        Ok(effects)
     }
 }
 

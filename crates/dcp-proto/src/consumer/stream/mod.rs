@@ -79,7 +79,7 @@ pub(super) enum State {
 
 /// The effects of an item on its stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Progress {
+pub(super) struct ItemEffects {
     /// It completed the marker's snapshot, and the marker must be acknowledged.
     pub(super) acknowledge_marker: bool,
     /// The requested end was reached.
@@ -94,7 +94,7 @@ pub(super) struct Progress {
     pub(super) caught_up: bool,
 }
 
-impl Progress {
+impl ItemEffects {
     /// Whether any effect needs handling.
     #[inline]
     pub(super) const fn is_notable(&self) -> bool {
@@ -133,7 +133,7 @@ pub(super) enum EndPersisted {
 
 /// Properties that the following changes of the snapshot share, except for the last one.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fixed {
+pub(super) struct RunBounds {
     /// Seqnos are above this one.
     pub(super) last: Seqno,
     /// Seqnos are below this one.
@@ -296,7 +296,7 @@ impl Stream {
     /// even if the position is past the end. The position can also be past the end because the
     /// server has lost changes since: then the answer is a rollback, whereas a request whose end is
     /// below its start is malformed.
-    pub(super) fn asked_end(&self) -> Seqno {
+    pub(super) fn requested_end(&self) -> Seqno {
         let position = &self.position;
         let needs_the_rest = self.clamp == Seqno::MAX
             && position.snapshot.start < self.end_seqno
@@ -454,7 +454,7 @@ impl Stream {
     }
 
     /// An out-of-sequence-order snapshot begins or ends.
-    pub(super) fn oso_snapshot(&mut self, frame: &Frame<'_>) -> Result<Progress, Fault> {
+    pub(super) fn oso_snapshot(&mut self, frame: &Frame<'_>) -> Result<ItemEffects, Fault> {
         match (OsoSnapshot::decode(frame)?, self.oso) {
             // If one above 0 were interrupted, the changes before it would be void but not sent
             // again: the stream resumes above them.
@@ -462,7 +462,7 @@ impl Stream {
                 self.oso = Some(Seqno::ZERO);
                 self.marker = None;
                 self.keeps_versions = false;
-                Ok(Progress::default())
+                Ok(ItemEffects::default())
             }
             (OsoSnapshot::End, Some(highest)) => {
                 self.oso = None;
@@ -531,7 +531,7 @@ impl Stream {
     /// The properties of a change with `seqno` that the following ones up to `passes` share, unless
     /// it is a special case.
     #[inline(always)]
-    pub(super) fn fixed(&mut self, seqno: Seqno, passes: Seqno) -> Option<Fixed> {
+    pub(super) fn run_bounds(&mut self, seqno: Seqno, passes: Seqno) -> Option<RunBounds> {
         let Snapshot { start, end } =
             self.marker.as_ref().filter(|marker| !marker.pending)?.snapshot;
         let last = self.position.seqno;
@@ -545,7 +545,7 @@ impl Stream {
         }
         let vbuuid = self.branch_of(seqno);
         let up_to = self.branch.up_to.min(end).min(self.clamp).min(passes);
-        Some(Fixed {
+        Some(RunBounds {
             last: last.max(self.branch.above),
             before: self.stop.min(Seqno(up_to.0.saturating_add(1))),
             vbuuid,
@@ -555,44 +555,44 @@ impl Stream {
         })
     }
 
-    /// Moves the position over changes that [`fixed`](Self::fixed) holds for.
+    /// Moves the position over changes that [`run_bounds`](Self::run_bounds) holds for.
     #[inline(always)]
-    pub(super) const fn ran_to(&mut self, seqno: Seqno) {
+    pub(super) const fn finish_run(&mut self, seqno: Seqno) {
         self.advanced = false;
         self.position.seqno = seqno;
     }
 
     /// Moves the position over `seqno`.
     #[inline(always)]
-    fn processed(&mut self, seqno: Seqno) -> Progress {
+    fn processed(&mut self, seqno: Seqno) -> ItemEffects {
         if let Some(highest) = &mut self.oso {
             *highest = seqno.max(*highest);
-            return Progress::default();
+            return ItemEffects::default();
         }
         self.advanced = false;
         self.position.seqno = seqno;
-        if seqno >= self.stop { self.stopped() } else { Progress::default() }
+        if seqno >= self.stop { self.stopped() } else { ItemEffects::default() }
     }
 
     /// The snapshot is complete, or as much of it as the stream wants.
     #[cold]
-    fn stopped(&mut self) -> Progress {
+    fn stopped(&mut self) -> ItemEffects {
         self.history.push(&self.position);
         let is_complete = self.position.is_snapshot_complete();
         let owed = is_complete
             && self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
-        Progress {
+        ItemEffects {
             acknowledge_marker: owed,
             reached_end: self.position.seqno >= self.end_seqno,
             caught_up: self.is_caught_up(),
-            ..Progress::default()
+            ..ItemEffects::default()
         }
     }
 
     /// An item is past the end of a clamped stream, and so is everything after it.
     #[cold]
-    fn past_end(&mut self, seqno: Seqno) -> Result<Progress, Misbehaviour> {
-        let no_row = Progress { no_row: true, ..Progress::default() };
+    fn past_end(&mut self, seqno: Seqno) -> Result<ItemEffects, Misbehaviour> {
+        let no_row = ItemEffects { no_row: true, ..ItemEffects::default() };
         if let Some(highest) = &mut self.oso {
             // Not in order: later items may be wanted.
             *highest = seqno.max(*highest);
@@ -608,7 +608,7 @@ impl Stream {
             // Everything in the snapshot up to the end has arrived.
             self.position.seqno = self.clamp.max(self.position.seqno);
         }
-        Ok(Progress { reached_end: true, caught_up: self.is_caught_up_at_end(), ..no_row })
+        Ok(ItemEffects { reached_end: true, caught_up: self.is_caught_up_at_end(), ..no_row })
     }
 
     /// The end was reached, by an item or because the server ended the stream: returns the seqno up

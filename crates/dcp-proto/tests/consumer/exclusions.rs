@@ -1,18 +1,18 @@
-//! Changes that a reader leaves out: hidden documents, what patterns do not choose, and rows.
+//! Changes that a reader leaves out: excluded documents, what patterns do not choose, and rows.
 
 use dcp_wire::message::{Mutation, SystemEvent, SystemEventId};
 use dcp_wire::{CollectionId, ScopeId, Seqno};
 
-use dcp_proto::consumer::{ConnectionConfig, Delivery, Event, Hidden, StreamPosition};
+use dcp_proto::consumer::{ConnectionConfig, Delivery, Event, Exclusions, StreamPosition};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{CollectionPatterns, Op, Position, RowFilter};
 use dcp_test::harness::{Harness, config, is_complete, position};
 
-fn hiding() -> ConnectionConfig {
-    let hidden = Hidden::default()
+fn excluding() -> ConnectionConfig {
+    let exclusions = Exclusions::default()
         .with_transactions()
         .with_system_scope(Some(ScopeId(8)), [CollectionId(9)]);
-    let delivery = Delivery { hidden, ..Delivery::default() };
+    let delivery = Delivery { exclusions, ..Delivery::default() };
     ConnectionConfig { collections: true, delivery, ..config() }
 }
 
@@ -36,7 +36,7 @@ fn begin_collection(server: &mut Harness, seqno: u64, scope: u32, collection: u3
 
 #[test]
 fn hidden_documents_move_the_position_and_are_no_rows() {
-    let mut server = Harness::streaming(hiding());
+    let mut server = Harness::streaming(excluding());
     server.marker(0, 9);
     document(&mut server, 1, 0, b"_txn:atr-1");
     document(&mut server, 2, 0, b"_txn");
@@ -56,7 +56,7 @@ fn hidden_documents_move_the_position_and_are_no_rows() {
 
 #[test]
 fn what_is_created_past_a_clamped_end_is_learned_too() {
-    let mut config = hiding();
+    let mut config = excluding();
     config.delivery.clamp = true;
     let mut server = Harness::new(config);
     server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(5));
@@ -67,11 +67,11 @@ fn what_is_created_past_a_clamped_end_is_learned_too() {
     server.play();
     assert_eq!(server.seqnos(), [3]);
     let learned = server.events().into_iter().find_map(|event| match event {
-        Event::Hidden(learned) => Some(learned),
+        Event::Exclusions(learned) => Some(learned),
         _ => None,
     });
-    let mut server = Harness::streaming(hiding());
-    server.machine.hide(&learned.expect("it was learned"));
+    let mut server = Harness::streaming(excluding());
+    server.machine.exclude(&learned.expect("it was learned"));
     server.marker(0, 9);
     document(&mut server, 1, 11, b"k");
     document(&mut server, 2, 12, b"k");
@@ -81,20 +81,20 @@ fn what_is_created_past_a_clamped_end_is_learned_too() {
 
 #[test]
 fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
-    let mut server = Harness::streaming(hiding());
+    let mut server = Harness::streaming(excluding());
     let made = 100..100 + 1024;
     server.marker(0, 9999);
     for (seqno, id) in (1..).zip(made.clone()) {
         begin_collection(&mut server, seqno, 8, id);
     }
     server.play();
-    let mut hidden = hiding().delivery.hidden;
+    let mut exclusions = excluding().delivery.exclusions;
     for event in server.events() {
-        let Event::Hidden(learned) = event else { panic!("{event:?}") };
-        hidden.merge(&learned);
+        let Event::Exclusions(learned) = event else { panic!("{event:?}") };
+        exclusions.merge(&learned);
     }
-    let mut config = hiding();
-    config.delivery.hidden = hidden;
+    let mut config = excluding();
+    config.delivery.exclusions = exclusions;
     let mut server = Harness::streaming(config);
     server.marker(0, 9999);
     for (seqno, id) in (1..).zip(made.chain([9])) {
@@ -106,7 +106,7 @@ fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
 
 #[test]
 fn the_newest_hidden_document_completes_a_bounded_stream() {
-    let mut server = Harness::new(hiding());
+    let mut server = Harness::new(excluding());
     server.open_until(StreamPosition::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
     server.accept(&[(1, 0)]);
     server.marker(1, 3);
@@ -144,8 +144,8 @@ fn what_patterns_do_not_choose_is_no_row_and_no_event() {
             [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#,
     );
     let patterns = CollectionPatterns::new(["shop.o*", "shop.m*"]).unwrap();
-    let hidden = Hidden::default().with_patterns(&patterns, &manifest.unwrap());
-    let delivery = Delivery { hidden, ..Delivery::default() };
+    let exclusions = Exclusions::default().with_patterns(&patterns, &manifest.unwrap());
+    let delivery = Delivery { exclusions, ..Delivery::default() };
     let mut server =
         Harness::streaming(ConnectionConfig { collections: true, delivery, ..config() });
     server.marker(0, 9);
@@ -160,17 +160,17 @@ fn what_patterns_do_not_choose_is_no_row_and_no_event() {
     assert_eq!(server.seqnos(), [1, 3, 5]);
     assert_eq!(server.moved().unwrap().seqno, Seqno(6));
     let learned = server.events();
-    let [Event::Hidden(learned)] = &learned[..] else { panic!("{learned:?}") };
+    let [Event::Exclusions(learned)] = &learned[..] else { panic!("{learned:?}") };
     // Another connection is told, and takes the new collection too.
     let mut server = Harness::streaming(ConnectionConfig {
         collections: true,
         delivery: Delivery {
-            hidden: Hidden::default().with_patterns(&patterns, &Manifest::default()),
+            exclusions: Exclusions::default().with_patterns(&patterns, &Manifest::default()),
             ..Delivery::default()
         },
         ..config()
     });
-    server.machine.hide(learned);
+    server.machine.exclude(learned);
     server.marker(0, 9);
     document(&mut server, 1, 11, b"k");
     document(&mut server, 2, 12, b"k");
