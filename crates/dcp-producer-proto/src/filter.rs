@@ -118,7 +118,7 @@ pub(super) enum Passage {
     /// Send it.
     Passes,
     /// It belongs to the stream, but the client only gets its seqno.
-    Hidden,
+    SeqnoOnly,
     /// It does not belong to the stream.
     Foreign,
 }
@@ -285,10 +285,10 @@ impl Filter {
         match item.kind {
             ItemKind::Prepare { .. } | ItemKind::Abort { .. } if !self.view.sync_writes => {
                 // Clients without collections have no message for it.
-                if self.is_collection_aware() { Passage::Hidden } else { Passage::Foreign }
+                if self.is_collection_aware() { Passage::SeqnoOnly } else { Passage::Foreign }
             }
             ItemKind::Deletion | ItemKind::Expiration if self.view.skips_deletions => {
-                Passage::Hidden
+                Passage::SeqnoOnly
             }
             _ => Passage::Passes,
         }
@@ -331,7 +331,7 @@ impl Filter {
             return Passage::Foreign;
         }
         if event == SystemEventId::MODIFY_COLLECTION && !self.tells_modifications {
-            return Passage::Hidden;
+            return Passage::SeqnoOnly;
         }
         Passage::Passes
     }

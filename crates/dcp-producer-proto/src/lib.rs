@@ -16,7 +16,6 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), deny(clippy::expect_used, clippy::panic, clippy::unwrap_used))]
 
-mod ahead;
 mod connection;
 mod control;
 mod disconnect;
@@ -24,18 +23,19 @@ mod explanation;
 mod failover_table;
 mod filter;
 mod item;
+mod message_format;
 mod noop;
 mod open;
 mod oso;
-mod outlet;
+mod output;
 mod prefetch;
+mod read_ahead;
 mod refusal;
 pub mod replica;
 mod reply;
 pub mod rollback;
 mod sending;
 mod settings;
-mod shape;
 mod snapshot;
 mod source;
 mod state;

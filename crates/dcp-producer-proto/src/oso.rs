@@ -7,12 +7,12 @@
 use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 use dcp_wire::{CollectionId, EncodeError, Seqno};
 
-use super::ahead::DiskItems;
-use super::ahead::Next;
 use super::filter::Filter;
-use super::outlet::Outlet;
+use super::message_format::MessageFormat;
+use super::output::Output;
+use super::read_ahead::DiskItems;
+use super::read_ahead::Next;
 use super::settings::{OutOfOrder, Settings};
-use super::shape::Shape;
 use super::snapshot::{Step, Unreadable};
 use super::{Backfill, ConnectionConfig, DiskShare, OsoBackfill, VBucketSource};
 
@@ -106,33 +106,33 @@ impl Sending {
     pub(super) fn write_message(
         &mut self,
         filter: &mut Filter,
-        shape: &Shape,
+        format: &MessageFormat,
         to: StreamAddress,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Result<Step, Unreadable> {
         match self.stage {
             Stage::Start => {
-                write_bound(OsoSnapshot::Start, to, outlet)?;
+                write_bound(OsoSnapshot::Start, to, output)?;
                 self.stage = Stage::Items;
             }
             Stage::Items => match self.items.next(filter)? {
                 Next::Scanned => return Ok(Step::Scanned),
                 Next::Item(item) => {
                     self.sent = self.sent.max(item.seqno);
-                    outlet.send(|out, scratch| shape.write_from_disk(&item, to, scratch, out))?;
+                    output.send(|out, scratch| format.write_from_disk(&item, to, scratch, out))?;
                 }
                 Next::None if self.tells_end && self.sent < self.end_seqno => {
                     let seqno = self.end_seqno;
-                    outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+                    output.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
                     self.stage = Stage::End;
                 }
                 Next::None => {
-                    write_bound(OsoSnapshot::End, to, outlet)?;
+                    write_bound(OsoSnapshot::End, to, output)?;
                     self.stage = Stage::Done;
                 }
             },
             Stage::End => {
-                write_bound(OsoSnapshot::End, to, outlet)?;
+                write_bound(OsoSnapshot::End, to, output)?;
                 self.stage = Stage::Done;
             }
             Stage::Done => return Ok(Step::Done),
@@ -144,7 +144,7 @@ impl Sending {
 fn write_bound(
     bound: OsoSnapshot,
     to: StreamAddress,
-    outlet: &mut Outlet<'_>,
+    output: &mut Output<'_>,
 ) -> Result<(), EncodeError> {
-    outlet.send(|out, _| bound.encode(to, out))
+    output.send(|out, _| bound.encode(to, out))
 }

@@ -6,11 +6,11 @@ use dcp_wire::message::{SeqnoAdvanced, SnapshotFlags, SnapshotMarker, StreamEndR
 use dcp_wire::{EncodeError, Seqno};
 use tracing::warn;
 
-use super::ahead::Next;
-use super::ahead::{CheckpointRest, DiskItems};
 use super::filter::Passage;
 use super::oso;
-use super::outlet::Outlet;
+use super::output::Output;
+use super::read_ahead::Next;
+use super::read_ahead::{CheckpointRest, DiskItems};
 use super::rollback::purge_may_hide_deletions;
 use super::snapshot::{Items, Sending, Step, Unreadable};
 use super::stream::{Pause, Phase, Stream};
@@ -254,14 +254,14 @@ impl Stream {
         (CheckpointRest::new(passing, true), first, end)
     }
 
-    /// Writes as much of the snapshot as the outlet accepts; `None` once it is done.
+    /// Writes as much of the snapshot as the output accepts; `None` once it is done.
     pub(super) fn write_snapshot(
         &mut self,
         mut sending: Sending,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Option<Pause> {
-        while outlet.may_send() {
-            match self.write_message(&mut sending, outlet) {
+        while output.may_send() {
+            match self.write_message(&mut sending, output) {
                 Ok(Step::Sent) => {}
                 Ok(Step::Scanned) => break,
                 Ok(Step::Done) => {
@@ -273,20 +273,20 @@ impl Stream {
                     return None;
                 }
             }
-            self.progressed = Some(outlet.now());
+            self.progressed = Some(output.now());
         }
         self.phase = Phase::Sending(sending);
         Some(Pause::Ready)
     }
 
-    /// Writes as much of a snapshot in key order as the outlet accepts; `None` once it is done.
+    /// Writes as much of a snapshot in key order as the output accepts; `None` once it is done.
     pub(super) fn write_by_key(
         &mut self,
         mut sending: oso::Sending,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Option<Pause> {
-        while outlet.may_send() {
-            match sending.write_message(&mut self.filter, &self.shape, self.to, outlet) {
+        while output.may_send() {
+            match sending.write_message(&mut self.filter, &self.format, self.to, output) {
                 Ok(Step::Sent) => {}
                 Ok(Step::Scanned) => break,
                 Ok(Step::Done) => {
@@ -303,7 +303,7 @@ impl Stream {
                     return None;
                 }
             }
-            self.progressed = Some(outlet.now());
+            self.progressed = Some(output.now());
         }
         self.phase = Phase::SendingByKey(sending);
         Some(Pause::Ready)
@@ -314,11 +314,11 @@ impl Stream {
         self.end(StreamEndReason::BACKFILL_FAIL);
     }
 
-    /// Writes the next message of the snapshot, or as many items as the outlet accepts.
+    /// Writes the next message of the snapshot, or as many items as the output accepts.
     fn write_message(
         &mut self,
         sending: &mut Sending,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Result<Step, Unreadable> {
         let has_item = match &mut sending.items {
             Items::Memory(rest) => rest.peek(&mut self.filter).is_some(),
@@ -334,9 +334,9 @@ impl Stream {
         };
         if has_item {
             if sending.marker_sent {
-                self.write_items(sending, outlet)?;
+                self.write_items(sending, output)?;
             } else {
-                self.write_marker(sending, sending.end.unwrap_or(sending.read_up_to), outlet)?;
+                self.write_marker(sending, sending.end.unwrap_or(sending.read_up_to), output)?;
             }
             return Ok(Step::Sent);
         }
@@ -344,36 +344,36 @@ impl Stream {
             return Ok(Step::Done);
         };
         if !sending.marker_sent {
-            self.write_marker(sending, seqno, outlet)?;
+            self.write_marker(sending, seqno, output)?;
         } else {
             let to = self.to;
-            sending.told = seqno;
-            outlet.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
+            sending.last_sent = seqno;
+            output.send(|out, _| SeqnoAdvanced { seqno }.encode(to, out))?;
         }
         Ok(Step::Sent)
     }
 
-    /// Writes the next items, as many as the outlet accepts.
+    /// Writes the next items, as many as the output accepts.
     fn write_items(
         &mut self,
         sending: &mut Sending,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Result<(), Unreadable> {
-        let (to, shape, filter) = (self.to, &self.shape, &mut self.filter);
+        let (to, format, filter) = (self.to, &self.format, &mut self.filter);
         match &mut sending.items {
             Items::Memory(rest) => {
-                while outlet.may_send()
+                while output.may_send()
                     && let Some(item) = rest.peek(filter)
                 {
-                    sending.told = item.seqno;
-                    outlet.send(|out, scratch| shape.write(item, to, scratch, out))?;
+                    sending.last_sent = item.seqno;
+                    output.send(|out, scratch| format.write(item, to, scratch, out))?;
                     rest.pass();
                 }
             }
             Items::Disk { .. } => {
                 if let Some(item) = sending.next.take() {
-                    sending.told = item.seqno;
-                    outlet.send(|out, scratch| shape.write_from_disk(&item, to, scratch, out))?;
+                    sending.last_sent = item.seqno;
+                    output.send(|out, scratch| format.write_from_disk(&item, to, scratch, out))?;
                 }
             }
         }
@@ -387,8 +387,8 @@ impl Stream {
             return None;
         }
         if sending.marker_sent {
-            let is_told = |end| end <= sending.told || sending.read_up_to < end;
-            return sending.end.filter(|&end| !is_told(end));
+            let is_sent = |end| end <= sending.last_sent || sending.read_up_to < end;
+            return sending.end.filter(|&end| !is_sent(end));
         }
         // A client that resumed inside a snapshot waits for its end.
         let is_waiting = self.last_marker_end.is_none() && self.start_seqno < self.snapshot.end;
@@ -406,7 +406,7 @@ impl Stream {
         &mut self,
         sending: &mut Sending,
         end: Seqno,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Result<(), EncodeError> {
         let start = match self.last_marker_end {
             // The first one continues the snapshot that the client is in.
@@ -443,7 +443,7 @@ impl Stream {
         sending.end = Some(end);
         self.last_marker_end = Some(end);
         let to = self.to;
-        outlet.send(|out, _| marker.encode(to, out))
+        output.send(|out, _| marker.encode(to, out))
     }
 
     /// Continues with the second part of a snapshot, or with what follows it.

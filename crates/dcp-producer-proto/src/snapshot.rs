@@ -5,8 +5,8 @@ use std::sync::Arc;
 use dcp_wire::{EncodeError, Seqno};
 use thiserror::Error;
 
-use super::ahead::{CheckpointRest, DiskItems};
-use super::shape::Unsendable;
+use super::message_format::Unsendable;
+use super::read_ahead::{CheckpointRest, DiskItems};
 use super::{BackfillFailed, DurableSeqnos, Item};
 
 /// Outcome of one step of a snapshot.
@@ -46,7 +46,7 @@ pub(super) struct Sending {
     pub(super) read_up_to: Seqno,
     pub(super) marker_sent: bool,
     /// Highest of its seqnos sent to the client; 0 before.
-    pub(super) told: Seqno,
+    pub(super) last_sent: Seqno,
     /// Item from disk that waits to be sent.
     pub(super) next: Option<Arc<Item>>,
     pub(super) durable: DurableSeqnos,
@@ -69,7 +69,7 @@ impl Sending {
             end,
             read_up_to,
             marker_sent: false,
-            told: Seqno::ZERO,
+            last_sent: Seqno::ZERO,
             next: None,
             durable: DurableSeqnos::default(),
             is_history: false,

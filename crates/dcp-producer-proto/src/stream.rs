@@ -23,10 +23,10 @@ use dcp_wire::{EncodeError, Opaque, Opcode, Seqno, Vbid, Vbuuid};
 use tracing::debug;
 
 use super::filter::{Filter, View};
+use super::message_format::MessageFormat;
 use super::oso;
-use super::outlet::Outlet;
+use super::output::Output;
 use super::settings::{Settings, SyncWrites};
-use super::shape::Shape;
 use super::snapshot::Sending;
 use super::stream_request::Accepted;
 use super::takeover::{self, Takeover};
@@ -72,7 +72,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Stream {
     pub(super) to: StreamAddress,
-    pub(super) shape: Shape,
+    pub(super) format: MessageFormat,
     pub(super) filter: Filter,
     pub(super) fields: MarkerFields,
     /// State and history branch of the vBucket; the stream ends when they change.
@@ -112,7 +112,7 @@ impl Stream {
     pub(super) fn new(
         to: StreamAddress,
         accepted: Accepted,
-        shape: Shape,
+        format: MessageFormat,
         settings: &Settings,
         oso: oso::Terms,
     ) -> Self {
@@ -126,7 +126,7 @@ impl Stream {
         };
         Self {
             to,
-            shape,
+            format,
             filter,
             fields: MarkerFields {
                 purge_seqno: settings.purge_seqno_markers,
@@ -170,7 +170,7 @@ impl Stream {
     /// Highest seqno up to which everything it reads has been sent.
     pub(super) fn last_sent(&self) -> Seqno {
         match &self.phase {
-            Phase::Sending(sending) => sending.told.max(self.last_read),
+            Phase::Sending(sending) => sending.last_sent.max(self.last_read),
             _ => self.last_read,
         }
     }
@@ -186,7 +186,7 @@ impl Stream {
             return;
         }
         debug!(vbid = %self.to.vbid, %reason, last_read = %self.last_read, "stream ends");
-        let told = match reason {
+        let end_reason = match reason {
             // Internal reasons, which clients see as a change of the vBucket.
             StreamEndReason::ROLLBACK => StreamEndReason::STATE_CHANGED,
             // Clients without collections know neither filters nor privileges of collections.
@@ -197,22 +197,22 @@ impl Stream {
             }
             other => other,
         };
-        self.phase = Phase::Ending(told);
+        self.phase = Phase::Ending(end_reason);
     }
 
-    /// Writes messages until there are no more or the outlet is full. The outlet must accept one
+    /// Writes messages until there are no more or the output is full. The output must accept one
     /// when this is called.
     pub(super) fn write<S: BucketSource>(
         &mut self,
         source: &S,
         vbucket: Option<&S::VBucket<'_>>,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Pause {
         match vbucket {
-            Some(vbucket) if self.is_same(vbucket) => self.write_from(source, vbucket, outlet),
+            Some(vbucket) if self.is_same(vbucket) => self.write_from(source, vbucket, output),
             _ => {
                 self.end(StreamEndReason::STATE_CHANGED);
-                self.write_end(outlet)
+                self.write_end(output)
             }
         }
     }
@@ -221,31 +221,31 @@ impl Stream {
         &mut self,
         source: &S,
         vbucket: &S::VBucket<'_>,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> Pause {
         loop {
             match core::mem::replace(&mut self.phase, Phase::Between) {
                 Phase::Between => {
                     if self.begin_snapshot(vbucket) {
                         self.check_privileges(source);
-                        self.progressed = Some(outlet.now());
-                    } else if let Some(pause) = self.write_handover(outlet) {
+                        self.progressed = Some(output.now());
+                    } else if let Some(pause) = self.write_handover(output) {
                         return pause;
                     }
                 }
                 Phase::Sending(sending) => {
-                    if let Some(pause) = self.write_snapshot(sending, outlet) {
+                    if let Some(pause) = self.write_snapshot(sending, output) {
                         return pause;
                     }
                 }
                 Phase::SendingByKey(sending) => {
-                    if let Some(pause) = self.write_by_key(sending, outlet) {
+                    if let Some(pause) = self.write_by_key(sending, output) {
                         return pause;
                     }
                 }
                 end @ (Phase::Ending(_) | Phase::Ended) => {
                     self.phase = end;
-                    return self.write_end(outlet);
+                    return self.write_end(output);
                 }
             }
         }
@@ -269,24 +269,24 @@ impl Stream {
     }
 
     /// Continues the takeover now that everything is sent; `None` if the stream must end.
-    fn write_handover(&mut self, outlet: &mut Outlet<'_>) -> Option<Pause> {
+    fn write_handover(&mut self, output: &mut Output<'_>) -> Option<Pause> {
         let state = match self.takeover.map(|takeover| takeover.next()) {
             None | Some(takeover::Next::Wait) => return Some(Pause::Idle),
             Some(takeover::Next::End) => {
                 self.end(StreamEndReason::OK);
                 return None;
             }
-            Some(takeover::Next::Tell(state)) => state,
+            Some(takeover::Next::SendState(state)) => state,
         };
-        if !outlet.may_send() {
+        if !output.may_send() {
             return Some(Pause::Ready);
         }
         let to = self.to;
         let sent: Result<(), EncodeError> =
-            outlet.send(|out, _| SetVbucketState { state }.encode(to, out));
+            output.send(|out, _| SetVbucketState { state }.encode(to, out));
         debug_assert!(sent.is_ok(), "a state has a fixed size");
         if let Some(takeover) = &mut self.takeover {
-            takeover.told();
+            takeover.state_sent();
         }
         Some(Pause::Idle)
     }
@@ -319,16 +319,16 @@ impl Stream {
         from_disk && self.takeover.is_none() && self.progressed.is_some_and(idle)
     }
 
-    fn write_end(&mut self, outlet: &mut Outlet<'_>) -> Pause {
+    fn write_end(&mut self, output: &mut Output<'_>) -> Pause {
         let Phase::Ending(reason) = self.phase else {
             return Pause::Ended;
         };
-        if !outlet.may_send() {
+        if !output.may_send() {
             return Pause::Ready;
         }
         let to = self.to;
         let sent: Result<(), EncodeError> =
-            outlet.send(|out, _| StreamEnd { reason }.encode(to, out));
+            output.send(|out, _| StreamEnd { reason }.encode(to, out));
         debug_assert!(sent.is_ok(), "a stream end has a fixed size");
         self.phase = Phase::Ended;
         Pause::Ended

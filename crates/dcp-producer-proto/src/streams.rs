@@ -9,7 +9,7 @@ use rustc_hash::FxHashMap;
 use slab::Slab;
 
 use super::BucketSource;
-use super::outlet::Outlet;
+use super::output::Output;
 use super::stream::{Pause, Stream};
 
 #[derive(Debug)]
@@ -195,12 +195,12 @@ impl Streams {
         }
     }
 
-    /// Lets the next stream of the queue write; `false` if none waits. The outlet must accept a
+    /// Lets the next stream of the queue write; `false` if none waits. The output must accept a
     /// message.
     pub(super) fn take_turn<S: BucketSource>(
         &mut self,
         source: &S,
-        outlet: &mut Outlet<'_>,
+        output: &mut Output<'_>,
     ) -> bool {
         let Some(key) = self.queue.pop_front() else {
             return false;
@@ -210,7 +210,7 @@ impl Streams {
         };
         slot.queued = false;
         let vbucket = source.vbucket(slot.stream.vbid());
-        match slot.stream.write(source, vbucket.as_ref(), outlet) {
+        match slot.stream.write(source, vbucket.as_ref(), output) {
             Pause::Ready => enqueue(key, slot, &mut self.queue),
             Pause::Idle => {}
             Pause::Ended => self.remove(key),

@@ -16,11 +16,11 @@ enum Stage {
     #[default]
     Before,
     /// The client was set to pending.
-    ToldPending,
+    SentPending,
     /// It is dead here; the last items are being sent.
     Dead,
     /// The client was set to active.
-    ToldActive,
+    SentActive,
     /// The client has taken over.
     Done,
 }
@@ -39,7 +39,7 @@ pub(super) enum Next {
     /// Wait for the client, or for changes.
     Wait,
     /// Send the client the state.
-    Tell(VbucketState),
+    SendState(VbucketState),
     /// End.
     End,
 }
@@ -54,17 +54,17 @@ impl Takeover {
     pub(super) const fn next(&self) -> Next {
         match self.stage {
             Stage::Done => Next::End,
-            Stage::Before if self.unacknowledged == 0 => Next::Tell(VbucketState::PENDING),
-            Stage::Dead if self.unacknowledged == 0 => Next::Tell(VbucketState::ACTIVE),
+            Stage::Before if self.unacknowledged == 0 => Next::SendState(VbucketState::PENDING),
+            Stage::Dead if self.unacknowledged == 0 => Next::SendState(VbucketState::ACTIVE),
             _ => Next::Wait,
         }
     }
 
     /// Notes that the state was sent to the client.
-    pub(super) const fn told(&mut self) {
+    pub(super) const fn state_sent(&mut self) {
         self.stage = match self.stage {
-            Stage::Before => Stage::ToldPending,
-            Stage::Dead => Stage::ToldActive,
+            Stage::Before => Stage::SentPending,
+            Stage::Dead => Stage::SentActive,
             other => other,
         };
     }
@@ -76,11 +76,11 @@ impl Takeover {
             (Opcode::DCP_SNAPSHOT_MARKER, _) => {
                 self.unacknowledged = self.unacknowledged.saturating_sub(1);
             }
-            (Opcode::DCP_SET_VBUCKET_STATE, Stage::ToldPending) => {
+            (Opcode::DCP_SET_VBUCKET_STATE, Stage::SentPending) => {
                 self.stage = Stage::Dead;
                 return true;
             }
-            (Opcode::DCP_SET_VBUCKET_STATE, Stage::ToldActive) => self.stage = Stage::Done,
+            (Opcode::DCP_SET_VBUCKET_STATE, Stage::SentActive) => self.stage = Stage::Done,
             _ => {}
         }
         false

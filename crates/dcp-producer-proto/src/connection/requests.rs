@@ -10,10 +10,10 @@ use dcp_wire::{Datatype, DecodeError, Frame, Opcode, Status, StreamId};
 use tracing::debug;
 
 use super::Opened;
+use crate::message_format::MessageFormat;
 use crate::refusal::Refusal;
 use crate::reply::succeed_with;
 use crate::settings::SyncWrites;
-use crate::shape::Shape;
 use crate::stream::Stream;
 use crate::stream_request::Checks;
 use crate::{BucketSource, ConnectionConfig, Disconnect, Features, VBucketSource, noop, oso};
@@ -90,10 +90,10 @@ impl<S: BucketSource> Handler<'_, S> {
             opaque: request.opaque,
             stream_id: accepted.stream_id,
         };
-        let shape =
-            Shape::new(settings, self.features).resuming(accepted.start_seqno, accepted.snapshot);
+        let format = MessageFormat::new(settings, self.features)
+            .resuming(accepted.start_seqno, accepted.snapshot);
         let oso = oso::Terms::new(settings, self.config);
-        streams.insert(Stream::new(to, accepted, shape, settings, oso));
+        streams.insert(Stream::new(to, accepted, format, settings, oso));
         Ok(log)
     }
 

@@ -188,8 +188,8 @@ impl Stream {
             return Err(Rejected::OutOfRange(end_seqno));
         }
         let is_disk = flags.contains(SnapshotFlags::DISK);
-        let told = [marker.max_visible_seqno, marker.purge_seqno, marker.high_prepared_seqno];
-        if told.into_iter().flatten().any(|seqno| seqno > end_seqno)
+        let seqnos = [marker.max_visible_seqno, marker.purge_seqno, marker.high_prepared_seqno];
+        if seqnos.into_iter().flatten().any(|seqno| seqno > end_seqno)
             || (is_disk && is_replicating && marker.high_completed_seqno.is_none())
         {
             return Err(Rejected::BadMarker);

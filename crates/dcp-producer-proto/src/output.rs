@@ -5,13 +5,13 @@ use std::time::Instant;
 use bytes::BytesMut;
 use dcp_wire::{EncodeError, Header};
 
-use super::shape::Scratch;
+use super::message_format::Scratch;
 use super::window::Window;
 
 /// The part of a connection that streams write to: its output, its flow-control window, and how
 /// much may be written now.
 #[derive(Debug)]
-pub(super) struct Outlet<'a> {
+pub(super) struct Output<'a> {
     out: &'a mut BytesMut,
     window: &'a mut Window,
     scratch: &'a mut Scratch,
@@ -20,7 +20,7 @@ pub(super) struct Outlet<'a> {
     now: Instant,
 }
 
-impl<'a> Outlet<'a> {
+impl<'a> Output<'a> {
     pub(super) const fn new(
         out: &'a mut BytesMut,
         window: &'a mut Window,

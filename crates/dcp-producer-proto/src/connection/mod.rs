@@ -10,14 +10,14 @@ use dcp_wire::{Frame, Magic, Opcode, Status, StreamId, Vbid};
 use tracing::debug;
 
 use self::requests::{Handler, failover_log};
+use super::message_format::Scratch;
 use super::noop::Noop;
 use super::open::{Role, check_open};
-use super::outlet::Outlet;
+use super::output::Output;
 use super::refusal::Refusal;
 use super::replica::{self, NoReplicas};
 use super::reply::{handle_response, refuse, refuse_and_close, succeed};
 use super::settings::Settings;
-use super::shape::Scratch;
 use super::streams::Streams;
 use super::window::Window;
 use super::{BucketSource, ConnectionConfig, Disconnect, Features, Privilege};
@@ -327,7 +327,7 @@ impl Connection {
             }
             let limit = out.len().saturating_add(TURN).min(limit);
             let Opened { streams, window, scratch, .. } = &mut *opened;
-            streams.take_turn(source, &mut Outlet::new(out, window, scratch, limit, now));
+            streams.take_turn(source, &mut Output::new(out, window, scratch, limit, now));
         }
         let is_full = opened.streams.has_ready() && !opened.window.is_open();
         opened.full_since = is_full.then(|| opened.full_since.unwrap_or(now));

@@ -47,7 +47,7 @@ enum Body {
 
 /// How items become messages on one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Shape {
+pub(super) struct MessageFormat {
     collections: bool,
     body: Body,
     xattrs: bool,
@@ -89,7 +89,7 @@ impl Scratch {
     }
 }
 
-impl Shape {
+impl MessageFormat {
     pub(super) const fn new(settings: &Settings, features: Features) -> Self {
         let flags = settings.flags;
         Self {
