@@ -52,7 +52,7 @@ impl VBucket {
     ///
     /// Only the last event carries the new manifest's uid: a client that has seen it has seen all
     /// changes.
-    pub(crate) fn bring_forward(&mut self, now: Now, manifest: &Manifest) {
+    pub(crate) fn apply_manifest(&mut self, now: Now, manifest: &Manifest) {
         let events = self.missing_events(manifest);
         let reached = self.collections.manifest_uid;
         let last = events.len().saturating_sub(1);

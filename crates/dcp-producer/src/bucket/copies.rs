@@ -8,16 +8,16 @@ use dcp_wire::Vbuuid;
 use dcp_wire::message::{DurabilityLevel, StreamRequestFlags};
 
 use super::durable::Undecided;
-use super::link::Link;
+use super::flush::{FlushBatch, VBucketRecord};
+use super::flush_progress::Flushed;
 use super::link_faults::{LinkFaults, LinkState};
-use super::stored::{Unstored, VBucketRecord};
-use super::storing::Stored;
+use super::replica_link::ReplicaLink;
 use super::vbucket::VBucket;
 use crate::Error;
 use crate::chance::Now;
 
 /// A lag that keeps a replica from receiving anything.
-pub(crate) const HELD: u64 = u64::MAX;
+pub(crate) const UNLIMITED_LAG: u64 = u64::MAX;
 
 /// One copy of a vBucket.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(crate) struct Copy {
     /// How many changes a replica leaves unapplied.
     pub(crate) lag: u64,
     /// Connection that feeds the replica; `None` before it is first fed.
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<ReplicaLink>,
     /// Faults of this connection when it was last used.
     faults: LinkState,
 }
@@ -65,7 +65,7 @@ impl Copy {
             Some(_) => now.stalls_changes() && now.stalls_answers(),
             None => now.is_closed() || now.stalls_changes() || now.stalls_answers(),
         };
-        if self.lag != HELD && !is_cut {
+        if self.lag != UNLIMITED_LAG && !is_cut {
             self.stream(active, now, StreamRequestFlags::empty());
         }
     }
@@ -94,7 +94,7 @@ impl Copy {
 
     /// Transfers what the link has; a closed one is reopened next time.
     fn stream(&mut self, active: &mut VBucket, faults: LinkState, flags: StreamRequestFlags) {
-        let link = self.link.get_or_insert_with(|| Link::new(&faults));
+        let link = self.link.get_or_insert_with(|| ReplicaLink::new(&faults));
         let lag = if flags == StreamRequestFlags::TAKE_OVER { 0 } else { self.lag };
         if let Err(reason) = link.carry(active, &mut self.vbucket, lag, &faults, flags) {
             tracing::warn!(vbid = %active.vbid(), node = self.node, %reason, "replication stopped");
@@ -288,14 +288,14 @@ impl Copies {
     }
 
     /// What is missing from the data folder for each copy, by node.
-    pub(crate) fn unstored(&mut self) -> Vec<(usize, Unstored)> {
-        self.all.iter_mut().map(|copy| (copy.node, copy.vbucket.unstored())).collect()
+    pub(crate) fn next_flush(&mut self) -> Vec<(usize, FlushBatch)> {
+        self.all.iter_mut().map(|copy| (copy.node, copy.vbucket.next_flush())).collect()
     }
 
     /// Notes up to where a data folder has the copy of a node.
-    pub(super) fn note_stored(&mut self, node: usize, stored: Stored) {
+    pub(super) fn note_flushed(&mut self, node: usize, stored: Flushed) {
         for copy in self.all.iter_mut().filter(|copy| copy.node == node) {
-            copy.vbucket.note_stored(stored);
+            copy.vbucket.note_flushed(stored);
         }
     }
 

@@ -193,7 +193,7 @@ impl DurableWrites {
     }
 
     /// Rolls back to `to`, where `items` are the newest versions.
-    pub(super) fn go_back<'a>(&mut self, to: Seqno, items: impl Iterator<Item = &'a Item>) {
+    pub(super) fn roll_back<'a>(&mut self, to: Seqno, items: impl Iterator<Item = &'a Item>) {
         if self.is_unused() {
             return;
         }

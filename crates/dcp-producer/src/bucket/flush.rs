@@ -13,7 +13,7 @@ use dcp_wire::{Cas, CollectionId, Seqno, Vbuuid};
 use serde::{Deserialize, Serialize};
 
 use super::collections::Dropped;
-use super::storing::Stored;
+use super::flush_progress::Flushed;
 use super::vbucket::VBucket;
 
 /// Highest possible seqno: servers use signed numbers.
@@ -46,7 +46,7 @@ pub(crate) struct VBucketRecord {
 
 /// What is missing from a copy's data folder.
 #[derive(Clone, Debug)]
-pub(crate) struct Unstored {
+pub(crate) struct FlushBatch {
     /// Whether `items` are everything, and replace what was stored.
     pub(crate) is_whole: bool,
     pub(crate) items: Vec<Arc<Item>>,
@@ -54,7 +54,7 @@ pub(crate) struct Unstored {
     pub(crate) gone: Vec<Seqno>,
     pub(crate) record: VBucketRecord,
     /// State of the data folder afterwards.
-    pub(crate) then: Stored,
+    pub(crate) then: Flushed,
 }
 
 /// A data folder has contents that no copy can have had.
@@ -62,10 +62,10 @@ pub(crate) type Damaged = &'static str;
 
 impl VBucket {
     /// Persisted items that are not stored yet.
-    pub(crate) fn unstored(&mut self) -> Unstored {
-        let then = Stored { generation: self.disk.generation(), seqno: self.persisted_seqno };
-        let known = self.storing.known(then.generation);
-        let leaving = self.storing.leaving(then.seqno);
+    pub(crate) fn next_flush(&mut self) -> FlushBatch {
+        let then = Flushed { generation: self.disk.generation(), seqno: self.persisted_seqno };
+        let known = self.flush_progress.known(then.generation);
+        let leaving = self.flush_progress.deletable(then.seqno);
         if known.is_none() {
             leaving.clear();
         }
@@ -73,7 +73,7 @@ impl VBucket {
         let after = known.map_or(Seqno::ZERO, |known| known.seqno);
         let mut items = self.history.replaced_above(after, then.seqno);
         items.extend(self.disk.items_above(after));
-        Unstored { is_whole: known.is_none(), items, gone, record: self.record(false), then }
+        FlushBatch { is_whole: known.is_none(), items, gone, record: self.record(false), then }
     }
 
     /// Everything but the items; `is_clean` if nothing is unpersisted.
@@ -102,9 +102,9 @@ impl VBucket {
     }
 
     /// Notes how much of the copy is in the data folder, unless it was rewritten meanwhile.
-    pub(crate) fn note_stored(&mut self, stored: Stored) {
+    pub(crate) fn note_flushed(&mut self, stored: Flushed) {
         if stored.generation == self.disk.generation() {
-            self.storing.note(stored);
+            self.flush_progress.note(stored);
         }
     }
 
@@ -129,11 +129,11 @@ impl VBucket {
         self.purge_seqno = Seqno(record.purge_seqno);
         self.max_deleted_rev = record.max_deleted_rev;
         let gone = self.history.forget_below(Seqno(record.floor));
-        self.let_go(gone);
+        self.forget_versions(gone);
         let thinned = record.thinned.iter().map(|&(before, end)| (Seqno(before), Seqno(end)));
         self.thinned = thinned.collect();
         self.durable.catch_up(Seqno(completed), seqno);
-        self.stand_at(seqno);
+        self.reset_to(seqno);
         let purged = record.purged.iter().map(|(&id, &seqno)| (CollectionId(id), Seqno(seqno)));
         self.collections.have_purged(&purged.collect());
         let (start, end) = record.snapshot;
@@ -142,7 +142,7 @@ impl VBucket {
             |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
         (self.failover, _) = FailoverTable::load(record.failover.iter().map(entry), vbuuid, seqno);
         self.warm_up((!record.is_clean).then_some(vbuuid));
-        self.note_stored(Stored { generation: self.disk.generation(), seqno });
+        self.note_flushed(Flushed { generation: self.disk.generation(), seqno });
         Ok(())
     }
 

@@ -4,11 +4,11 @@ use core::ops::Deref;
 use std::sync::MutexGuard;
 
 use super::copies::Copies;
-use super::source::Shown;
+use super::source::VBucketView;
 use super::vbucket::VBucket;
 
 /// Access to one copy of a vBucket, which stays locked while this lives.
-pub(crate) type VBucketGuard<'a> = Shown<LockedCopy<'a>>;
+pub(crate) type VBucketGuard<'a> = VBucketView<LockedCopy<'a>>;
 
 /// One copy of a locked vBucket.
 #[derive(Debug)]
@@ -34,6 +34,6 @@ impl<'a> VBucketGuard<'a> {
     ) -> Option<Self> {
         let index = which(&copies)?;
         copies.get(index)?;
-        Some(Shown(LockedCopy { copies, index }))
+        Some(VBucketView(LockedCopy { copies, index }))
     }
 }

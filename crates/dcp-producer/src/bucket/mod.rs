@@ -2,7 +2,7 @@
 //!
 //! Each vBucket has its own lock. Changes are announced through [`Changes`].
 
-mod bring_forward;
+mod apply_manifest;
 mod changes;
 mod checkpoint_log;
 mod clock;
@@ -11,21 +11,21 @@ mod copies;
 mod disk_image;
 mod document;
 mod durable;
-mod going_back;
+mod flush;
+mod flush_progress;
 mod guard;
 mod hash_table;
 mod history;
 mod item;
-mod link;
 mod link_faults;
 mod locks;
 mod manifest;
+mod manifest_record;
 mod memory;
 mod replica;
+mod replica_link;
+mod rollback;
 mod source;
-mod stored;
-mod stored_manifest;
-mod storing;
 mod vbucket;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,16 +37,16 @@ use dcp_wire::{Seqno, Vbid};
 use crate::Error;
 use crate::chance::Chance;
 pub(crate) use changes::{Changes, Subscriber};
-pub(crate) use copies::{Copies, Copy, HELD};
+pub(crate) use copies::{Copies, Copy, UNLIMITED_LAG};
 pub(crate) use document::{Condition, DocumentWrite, Durability, MetaWrite};
 pub(crate) use durable::Outcome;
+pub(crate) use flush::VBucketRecord;
+pub(crate) use flush_progress::Flushed;
 pub(crate) use guard::VBucketGuard;
 pub(crate) use item::{MAX_VALUE_LEN, inflated, system_xattrs};
 pub(crate) use link_faults::{LinkEffect, LinkFault, LinkFaults};
 pub(crate) use manifest::{CollectionSettings, Manifest, Unchanged};
 pub(crate) use memory::MemoryUse;
-pub(crate) use stored::VBucketRecord;
-pub(crate) use storing::Stored;
 pub(crate) use vbucket::{VBucket, Written};
 
 /// A bucket.
@@ -62,7 +62,7 @@ pub(crate) struct Bucket {
     is_ephemeral: bool,
     keeps_history: bool,
     keeps_compressed: bool,
-    is_kept: bool,
+    has_data_folder: bool,
     chance: Arc<Chance>,
 }
 
@@ -79,13 +79,13 @@ impl Bucket {
             is_ephemeral: false,
             keeps_history: false,
             keeps_compressed: false,
-            is_kept: false,
+            has_data_folder: false,
             chance: Arc::default(),
         }
     }
 
     /// The same bucket with another source of random numbers and time.
-    pub(crate) fn by(self, chance: Arc<Chance>) -> Self {
+    pub(crate) fn with_chance(self, chance: Arc<Chance>) -> Self {
         Self { chance, ..self }
     }
 
@@ -123,8 +123,8 @@ impl Bucket {
     }
 
     /// The same bucket with a data folder.
-    pub(crate) fn kept(self) -> Self {
-        Self { is_kept: true, ..self }
+    pub(crate) fn with_data_folder(self) -> Self {
+        Self { has_data_folder: true, ..self }
     }
 
     pub(crate) const fn is_ephemeral(&self) -> bool {
@@ -208,12 +208,12 @@ impl Bucket {
     }
 
     /// Notes up to where a data folder has the copy of each node; durable writes may wait for that.
-    pub(crate) fn note_stored(&self, vbid: Vbid, stored: &[(usize, Stored)]) {
+    pub(crate) fn note_flushed(&self, vbid: Vbid, stored: &[(usize, Flushed)]) {
         let Some(mut copies) = self.copies(vbid) else {
             return;
         };
         for &(node, stored) in stored {
-            copies.note_stored(node, stored);
+            copies.note_flushed(node, stored);
         }
         let settled = self.settle(&mut copies);
         drop(copies);
@@ -323,7 +323,7 @@ impl Bucket {
         vbucket.settings.is_ephemeral = self.is_ephemeral;
         vbucket.keep_history(self.keeps_history);
         vbucket.settings.compresses_disk = self.keeps_compressed;
-        vbucket.settings.is_kept = self.is_kept;
+        vbucket.settings.has_data_folder = self.has_data_folder;
         Copy::new(node, vbucket)
     }
 
@@ -343,11 +343,5 @@ impl Bucket {
     }
 }
 
-#[cfg(test)]
-mod manifest_tests;
-#[cfg(test)]
-mod replica_tests;
-#[cfg(test)]
-mod stored_tests;
 #[cfg(test)]
 mod tests;

@@ -48,8 +48,8 @@ impl VBucket {
         let is_known = |entry: &FailoverEntry| entry.seqno <= to;
         let known: Vec<_> = self.failover.entries().iter().copied().filter(is_known).collect();
         let vbuuid = self.vbuuid();
-        if to == Seqno::ZERO || to >= at || known.is_empty() || self.go_back(to).is_err() {
-            self.start_over(vbuuid);
+        if to == Seqno::ZERO || to >= at || known.is_empty() || self.rewind(to).is_err() {
+            self.reset(vbuuid);
             return;
         }
         (self.failover, _) = FailoverTable::load(known, vbuuid, to);

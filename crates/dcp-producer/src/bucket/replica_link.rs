@@ -26,7 +26,7 @@ use dcp_wire::{
 };
 
 use super::link_faults::LinkState;
-use super::source::Shown;
+use super::source::VBucketView;
 use super::vbucket::VBucket;
 
 /// Maximum bytes waiting for a replica. A larger lag is cut short.
@@ -57,11 +57,11 @@ const FEATURES: Features = Features {
 };
 
 /// The constant time of a link: packets are never lost, so noops are not needed.
-static BEGINNING: LazyLock<Instant> = LazyLock::new(Instant::now);
+static LINK_TIME: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 /// A connection between a replica and the active copy of its vBucket.
 #[derive(Debug)]
-pub(super) struct Link {
+pub(super) struct ReplicaLink {
     producer: Connection,
     consumer: replica::Connection,
     /// On its way to the replica.
@@ -82,7 +82,7 @@ pub(super) struct Link {
     pub(super) max_waiting_bytes: usize,
 }
 
-impl Link {
+impl ReplicaLink {
     /// A connection that is not opened yet.
     pub(super) fn new(faults: &LinkState) -> Self {
         let window = faults.window().unwrap_or(WINDOW);
@@ -162,8 +162,8 @@ impl Link {
             }
         }
         self.acknowledged = self.acknowledged.max(active.acknowledged.take());
-        let_go(&mut self.inbox);
-        let_go(&mut self.outbox);
+        free(&mut self.inbox);
+        free(&mut self.outbox);
         Ok(())
     }
 
@@ -217,7 +217,7 @@ impl Link {
                     answer.encode(&mut self.inbox).map_err(too_long)?;
                 }
                 _ => self.producer.handle_frame(
-                    *BEGINNING,
+                    *LINK_TIME,
                     &frame,
                     Some(active),
                     FEATURES,
@@ -244,7 +244,7 @@ impl Link {
     /// Lets the producer write data for the replica; `false` if it has none.
     fn produce(&mut self, active: &Feed<'_>) -> bool {
         let end = self.inbox.len();
-        let sent = self.producer.poll_transmit(*BEGINNING, active, &mut self.inbox, BUDGET);
+        let sent = self.producer.poll_transmit(*LINK_TIME, active, &mut self.inbox, BUDGET);
         self.count_from(end);
         sent.written > 0 || sent.more
     }
@@ -307,7 +307,7 @@ fn seqno_of_change(frame: &Frame<'_>) -> Option<Seqno> {
 }
 
 /// Frees an empty buffer.
-fn let_go(buffer: &mut BytesMut) {
+fn free(buffer: &mut BytesMut) {
     if buffer.is_empty() && buffer.capacity() > 0 {
         *buffer = BytesMut::new();
     }
@@ -326,13 +326,13 @@ struct Feed<'a> {
 
 impl BucketSource for Feed<'_> {
     type VBucket<'a>
-        = Shown<Ref<'a, VBucket>>
+        = VBucketView<Ref<'a, VBucket>>
     where
         Self: 'a;
 
-    fn vbucket(&self, vbid: Vbid) -> Option<Shown<Ref<'_, VBucket>>> {
+    fn vbucket(&self, vbid: Vbid) -> Option<VBucketView<Ref<'_, VBucket>>> {
         let copy = Ref::map(self.copy.borrow(), |copy| &**copy);
-        (copy.vbid() == vbid).then_some(Shown(copy))
+        (copy.vbid() == vbid).then_some(VBucketView(copy))
     }
 
     fn cluster_map(&self) -> Option<Bytes> {

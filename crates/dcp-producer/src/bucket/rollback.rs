@@ -14,7 +14,7 @@ use crate::Error;
 impl VBucket {
     /// Restores the state at `to` and continues on the new branch `vbuuid`.
     pub(crate) fn roll_back(&mut self, to: Seqno, vbuuid: Vbuuid) -> Result<(), Error> {
-        self.go_back(to)?;
+        self.rewind(to)?;
         self.failover.create_entry(vbuuid, to);
         Ok(())
     }
@@ -31,7 +31,7 @@ impl VBucket {
     }
 
     /// Restores the state at `to`; the failover table stays.
-    pub(super) fn go_back(&mut self, to: Seqno) -> Result<(), Error> {
+    pub(super) fn rewind(&mut self, to: Seqno) -> Result<(), Error> {
         let (vbid, high_seqno, oldest) = (self.vbid, self.high_seqno, self.history.floor());
         if to > high_seqno {
             return Err(Error::RollbackBeyondHighSeqno { vbid, to, high_seqno });
@@ -68,7 +68,7 @@ impl VBucket {
             self.history.reset();
             self.purge_seqno = Seqno::ZERO;
         }
-        self.stand_at(to);
+        self.reset_to(to);
         Ok(())
     }
 
@@ -76,7 +76,7 @@ impl VBucket {
     /// without a disk starts over.
     pub(super) fn recover(&mut self, vbuuid: Vbuuid) {
         if self.settings.is_ephemeral {
-            self.start_over(vbuuid);
+            self.reset(vbuuid);
             return;
         }
         let mut gone = Vec::new();
@@ -94,7 +94,7 @@ impl VBucket {
         drop(self.history.restore(self.persisted_seqno));
         self.rebuild_disk();
         let snapshot = self.persisted_snapshot;
-        self.stand_at(self.persisted_seqno);
+        self.reset_to(self.persisted_seqno);
         self.persisted_snapshot = snapshot;
         self.warm_up(Some(vbuuid));
     }
@@ -115,7 +115,7 @@ impl VBucket {
     /// Restarts cleanly: everything is on disk, nothing in memory.
     pub(super) fn stop_cleanly(&mut self, vbuuid: Vbuuid) {
         if self.settings.is_ephemeral {
-            self.start_over(vbuuid);
+            self.reset(vbuuid);
             return;
         }
         self.persist_everything();
@@ -125,7 +125,7 @@ impl VBucket {
     }
 
     /// Becomes empty, with a history that begins with `vbuuid`.
-    pub(super) fn start_over(&mut self, vbuuid: Vbuuid) {
+    pub(super) fn reset(&mut self, vbuuid: Vbuuid) {
         self.memory.sub(if self.is_charged { self.bytes } else { 0 });
         let memory = Arc::clone(&self.memory);
         *self = Self {
@@ -139,9 +139,9 @@ impl VBucket {
     }
 
     /// Restarts at `to`, which the table and the disk already are at.
-    pub(super) fn stand_at(&mut self, to: Seqno) {
+    pub(super) fn reset_to(&mut self, to: Seqno) {
         self.begin_life();
-        self.storing.go_back(to);
+        self.flush_progress.roll_back(to);
         self.high_seqno = to;
         self.persisted_seqno = to;
         self.forget_checkpoints(to);
@@ -151,7 +151,7 @@ impl VBucket {
         let purged = self.collections.purged_up_to(to);
         let items = self.table.iter().map(|slot| &*slot.newest);
         self.collections = VBucketCollections::of(items, purged);
-        self.durable.go_back(to, self.table.iter().map(|slot| &*slot.newest));
+        self.durable.roll_back(to, self.table.iter().map(|slot| &*slot.newest));
     }
 
     /// Rebuilds the disk image from the newest versions.

@@ -14,9 +14,9 @@ use super::vbucket::VBucket;
 
 /// Access to one copy of a vBucket, locked or borrowed.
 #[derive(Debug)]
-pub(crate) struct Shown<D>(pub(super) D);
+pub(crate) struct VBucketView<D>(pub(super) D);
 
-impl<D: Deref<Target = VBucket>> Deref for Shown<D> {
+impl<D: Deref<Target = VBucket>> Deref for VBucketView<D> {
     type Target = VBucket;
 
     fn deref(&self) -> &VBucket {
@@ -27,7 +27,7 @@ impl<D: Deref<Target = VBucket>> Deref for Shown<D> {
 /// The items of a backfill.
 type Items = Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>;
 
-impl<D: Deref<Target = VBucket>> Shown<D> {
+impl<D: Deref<Target = VBucket>> VBucketView<D> {
     /// Items in the form in which they are stored on disk.
     fn as_stored(&self, items: impl Iterator<Item = Arc<Item>> + Send + 'static) -> Items {
         if self.settings.compresses_disk {
@@ -37,7 +37,7 @@ impl<D: Deref<Target = VBucket>> Shown<D> {
     }
 }
 
-impl<D: Deref<Target = VBucket>> VBucketSource for Shown<D> {
+impl<D: Deref<Target = VBucket>> VBucketSource for VBucketView<D> {
     fn state(&self) -> VBucketState {
         self.state
     }

@@ -14,12 +14,12 @@ use super::clock::HybridClock;
 use super::collections::{Dropped, VBucketCollections};
 use super::disk_image::DiskImage;
 use super::durable::{DurableWrites, newest_version};
+use super::flush_progress::FlushProgress;
 use super::hash_table::{Identity, ItemTable};
 use super::history::History;
 use super::item::{footprint, is_expired};
 use super::locks::Locks;
 use super::memory::MemoryUse;
-use super::storing::Storing;
 use crate::chance::Now;
 
 /// One copy of a vBucket.
@@ -53,7 +53,7 @@ pub(crate) struct VBucket {
     /// Snapshot of the newest persisted change.
     pub(super) persisted_snapshot: Snapshot,
     /// Up to where the data folder has the copy.
-    pub(super) storing: Storing,
+    pub(super) flush_progress: FlushProgress,
     pub(super) collections: VBucketCollections,
     pub(super) durable: DurableWrites,
     pub(super) locks: Locks,
@@ -85,7 +85,7 @@ pub(crate) struct CopySettings {
     /// Every version is kept, as far as the space for overwritten ones allows.
     pub(crate) keeps_history: bool,
     /// Persisted changes go into a data folder.
-    pub(crate) is_kept: bool,
+    pub(crate) has_data_folder: bool,
 }
 
 /// Statistics of the live documents of a vBucket.
@@ -135,7 +135,7 @@ impl VBucket {
             is_thinned: false,
             thinned: Vec::new(),
             persisted_snapshot: NOTHING,
-            storing: Storing::default(),
+            flush_progress: FlushProgress::default(),
             collections: VBucketCollections::default(),
             durable: DurableWrites::default(),
             locks: Locks::default(),
@@ -173,8 +173,8 @@ impl VBucket {
             return Seqno::ZERO;
         }
         // With a data folder, persisted means in that folder.
-        if self.settings.is_kept {
-            return self.persisted_seqno.min(self.storing.seqno());
+        if self.settings.has_data_folder {
+            return self.persisted_seqno.min(self.flush_progress.seqno());
         }
         self.persisted_seqno
     }
@@ -249,13 +249,13 @@ impl VBucket {
     /// Keeps a version that the change at `by` replaced, if there is room.
     fn supersede(&mut self, item: Arc<Item>, by: Seqno) {
         let gone = self.history.push(item, by);
-        self.let_go(gone);
+        self.forget_versions(gone);
     }
 
     /// Has the data folder delete versions that the history no longer keeps.
-    pub(super) fn let_go(&mut self, versions: Vec<(Seqno, Seqno)>) {
-        if self.settings.is_kept {
-            self.storing.let_go(versions);
+    pub(super) fn forget_versions(&mut self, versions: Vec<(Seqno, Seqno)>) {
+        if self.settings.has_data_folder {
+            self.flush_progress.superseded(versions);
         }
     }
 
@@ -454,7 +454,7 @@ impl VBucket {
         self.durable.decide_all_by_copies();
         // In the data folder, another copy may still be the active one.
         self.disk.begin_generation();
-        self.storing.begin_anew();
+        self.flush_progress.reset();
     }
 
     /// Whether a replica may have received only a part of a snapshot.
@@ -500,7 +500,7 @@ impl VBucket {
             self.count(&item, false);
         }
         let gone = self.history.forget_below(self.purge_seqno);
-        self.let_go(gone);
+        self.forget_versions(gone);
     }
 
     /// Keys of the documents whose expiry has passed.

@@ -7,7 +7,7 @@ use dcp_wire::message::ConfigVersion;
 
 use super::{BucketSettings, Cluster, ServedBucket, new_uuid};
 use crate::Error;
-use crate::bucket::{Copies, HELD, LinkFaults, Manifest, Unchanged};
+use crate::bucket::{Copies, LinkFaults, Manifest, UNLIMITED_LAG, Unchanged};
 use crate::chance::Now;
 
 /// Most buckets at a time, as in servers.
@@ -138,7 +138,7 @@ impl Cluster {
                 nodes.for_each(|replica| copies.add_replica(replica));
             });
         }
-        served.bring_forward();
+        served.apply_manifest();
         Ok(())
     }
 
@@ -185,7 +185,7 @@ impl Cluster {
             Ok(())
         });
         debug_assert!(changed.is_ok(), "the change cannot fail");
-        self.bring_forward();
+        self.apply_manifest();
     }
 
     /// Changes the collections manifest of a bucket and lets every vBucket follow.
@@ -224,7 +224,7 @@ impl ServedBucket {
         lag: Option<u64>,
     ) -> Option<()> {
         let set = |copies: &mut Copies| {
-            copies.get_mut(replica)?.lag = lag.unwrap_or(HELD);
+            copies.get_mut(replica)?.lag = lag.unwrap_or(UNLIMITED_LAG);
             copies.replicate();
             Some(())
         };

@@ -80,7 +80,7 @@ impl Cluster {
             }
             Ok(handed_over)
         })?;
-        self.bring_forward();
+        self.apply_manifest();
         done
     }
 
@@ -118,7 +118,7 @@ impl Cluster {
             change.version = ConfigVersion { epoch: change.version.epoch + 1, rev: 0 };
             Ok(())
         })?;
-        self.bring_forward();
+        self.apply_manifest();
         Ok(())
     }
 
@@ -155,7 +155,7 @@ impl Cluster {
         for served in self.buckets() {
             each_vbucket(&served, |copies| copies.come_back(node, cleanly, self.chance.vbuuid()));
         }
-        self.bring_forward();
+        self.apply_manifest();
     }
 
     /// Adds a node, which has no vBuckets before the next rebalance; returns its number.
@@ -194,13 +194,13 @@ impl Cluster {
                 self.change_bucket(served, |_| served.lay_out_one(&usable, vbid))
             })
         });
-        self.bring_forward();
+        self.apply_manifest();
         done
     }
 
     /// VBuckets that were rolled back may lack collections of their bucket.
-    pub(super) fn bring_forward(&self) {
-        self.buckets().iter().for_each(|served| served.bring_forward());
+    pub(super) fn apply_manifest(&self) {
+        self.buckets().iter().for_each(|served| served.apply_manifest());
     }
 }
 

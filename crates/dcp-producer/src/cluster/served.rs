@@ -36,7 +36,7 @@ pub(super) struct BucketDefaults {
     keeps_history: bool,
     keeps_compressed: bool,
     /// Whether there is a data folder.
-    is_kept: bool,
+    has_data_folder: bool,
 }
 
 impl BucketDefaults {
@@ -53,13 +53,13 @@ impl BucketDefaults {
             history_bytes: options.history_bytes,
             keeps_history: options.keeps_history,
             keeps_compressed: options.keeps_compressed,
-            is_kept: options.data.is_some(),
+            has_data_folder: options.data.is_some(),
         }
     }
 
     fn bucket(&self, settings: &BucketSettings, chance: &Arc<Chance>) -> Bucket {
         let bucket = Bucket::new(self.vbuckets, settings.quota_bytes, self.history_bytes);
-        let mut bucket = bucket.by(Arc::clone(chance)).replicated(settings.replicas);
+        let mut bucket = bucket.with_chance(Arc::clone(chance)).replicated(settings.replicas);
         if self.keeps_history {
             bucket = bucket.with_history();
         }
@@ -68,8 +68,8 @@ impl BucketDefaults {
         }
         if settings.is_ephemeral {
             bucket = bucket.ephemeral();
-        } else if self.is_kept {
-            bucket = bucket.kept();
+        } else if self.has_data_folder {
+            bucket = bucket.with_data_folder();
         }
         bucket
     }
@@ -182,13 +182,13 @@ impl ServedBucket {
     }
 
     /// A vBucket that was rolled back may lack collections of the bucket.
-    pub(crate) fn bring_forward(&self) {
+    pub(crate) fn apply_manifest(&self) {
         self.bring_all_forward(self.bucket.chance().now(), &self.manifest());
     }
 
     pub(super) fn bring_all_forward(&self, now: Now, manifest: &Manifest) {
         for vbid in self.bucket.vbids() {
-            self.bucket.with(vbid, |vbucket| vbucket.bring_forward(now, manifest));
+            self.bucket.with(vbid, |vbucket| vbucket.apply_manifest(now, manifest));
         }
     }
 }

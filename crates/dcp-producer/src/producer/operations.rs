@@ -282,7 +282,7 @@ impl Producer {
     pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
         let first = self.cluster.first();
         first.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
-        first.bring_forward();
+        first.apply_manifest();
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{Failure, item};
 use crate::ProducerOptions;
-use crate::bucket::{Bucket, Copies, Copy, Manifest, Stored, VBucketRecord};
+use crate::bucket::{Bucket, Copies, Copy, Flushed, Manifest, VBucketRecord};
 use crate::cluster::{BucketSettings, Cluster, Resumed, ServedBucket};
 
 const BUCKET: TableDefinition<'_, &str, &[u8]> = TableDefinition::new("bucket");
@@ -41,7 +41,7 @@ pub(super) struct BucketRecord {
     settings: Option<Settings>,
 }
 
-/// Stored settings of a bucket.
+/// Flushed settings of a bucket.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq, Eq)]
 struct Settings {
     replicas: u8,
@@ -160,7 +160,7 @@ impl BucketFile {
         transaction.commit()?;
         self.pending.clear();
         for (vbid, stored) in done {
-            served.bucket.note_stored(vbid, &stored);
+            served.bucket.note_flushed(vbid, &stored);
         }
         Ok(())
     }
@@ -204,7 +204,7 @@ impl BucketFile {
 type ItemTable<'a> = redb::Table<'a, &'static [u8], &'static [u8]>;
 type RecordTable<'a> = redb::Table<'a, u16, &'static [u8]>;
 
-/// Stored copies of a vBucket.
+/// Flushed copies of a vBucket.
 fn read_copies(
     bucket: &Bucket,
     vbid: Vbid,
@@ -237,22 +237,22 @@ fn write_copies(
     vbid: Vbid,
     records: &mut RecordTable<'_>,
     items: &mut ItemTable<'_>,
-) -> Result<Vec<(usize, Stored)>, Failure> {
-    let unstored = bucket.with_copies(vbid, Copies::unstored).unwrap_or_default();
+) -> Result<Vec<(usize, Flushed)>, Failure> {
+    let next_flush = bucket.with_copies(vbid, Copies::next_flush).unwrap_or_default();
     let (mut stored, mut kept) = (Vec::new(), CopyRecords::new());
-    for (node, unstored) in unstored {
+    for (node, next_flush) in next_flush {
         let place = number(node)?;
-        if unstored.is_whole {
+        if next_flush.is_whole {
             forget(items, vbid, place)?;
         }
-        for seqno in &unstored.gone {
+        for seqno in &next_flush.gone {
             items.remove(&item::key(vbid, place, *seqno)[..])?;
         }
-        for item in &unstored.items {
+        for item in &next_flush.items {
             items.insert(&item::key(vbid, place, item.seqno)[..], &item::encode(item)?[..])?;
         }
-        stored.push((node, unstored.then));
-        kept.push((place, unstored.record));
+        stored.push((node, next_flush.then));
+        kept.push((place, next_flush.record));
     }
     for node in write_records(records, vbid, kept)? {
         forget(items, vbid, node)?;

@@ -4,8 +4,8 @@ use dcp_producer_proto::{Item, VBucketSource};
 use dcp_wire::Vbuuid;
 use proptest::prelude::*;
 
-use super::replica_tests::{NODES, Step, VB, apply, check, check_caught_up, filled, steps};
-use super::*;
+use super::replica::{NODES, Step, VB, apply, check, check_caught_up, filled, steps};
+use crate::bucket::*;
 
 type Items = BTreeMap<Seqno, Item>;
 
@@ -19,16 +19,17 @@ impl Folder {
         let mut before: BTreeMap<_, _> =
             self.0.drain(..).map(|(node, items, _)| (node, items)).collect();
         let mut stored = Vec::new();
-        for (node, unstored) in bucket.with_copies(VB, Copies::unstored).unwrap() {
-            let mut items = before.remove(&node).filter(|_| !unstored.is_whole).unwrap_or_default();
-            for seqno in &unstored.gone {
+        for (node, next_flush) in bucket.with_copies(VB, Copies::next_flush).unwrap() {
+            let mut items =
+                before.remove(&node).filter(|_| !next_flush.is_whole).unwrap_or_default();
+            for seqno in &next_flush.gone {
                 items.remove(seqno);
             }
-            items.extend(unstored.items.iter().map(|item| (item.seqno, Item::clone(item))));
-            stored.push((node, unstored.then));
-            self.0.push((node, items, unstored.record));
+            items.extend(next_flush.items.iter().map(|item| (item.seqno, Item::clone(item))));
+            stored.push((node, next_flush.then));
+            self.0.push((node, items, next_flush.record));
         }
-        bucket.note_stored(VB, &stored);
+        bucket.note_flushed(VB, &stored);
     }
 
     fn items(&self, node: usize) -> &Items {
@@ -55,7 +56,7 @@ impl Folder {
 
 /// There is room for some ten overwritten versions.
 fn bucket() -> Bucket {
-    Bucket::new(1, 1 << 30, 3000).kept()
+    Bucket::new(1, 1 << 30, 3000).with_data_folder()
 }
 
 fn on_disk(bucket: &Bucket, node: usize) -> Vec<Item> {
@@ -68,7 +69,7 @@ fn gone_back(bucket: &Bucket, node: usize, to: Seqno) -> Option<(Vec<Item>, Vec<
     let back = |copies: &mut Copies| {
         let index = copies.on(node).unwrap();
         let copy = &mut copies.get_mut(index).unwrap().vbucket;
-        copy.go_back(to).ok()?;
+        copy.rewind(to).ok()?;
         Some(copy.prepared().into_iter().map(|(seqno, _)| seqno).collect())
     };
     let prepared = bucket.with_copies(VB, back).unwrap()?;
@@ -188,7 +189,8 @@ fn a_replica_that_has_more_than_the_active_copy_goes_back_to_where_they_part() {
 /// A version that there is no room for is still the newest one on disk.
 #[test]
 fn an_overwritten_version_stays_until_what_replaced_it_is_stored() {
-    let (bucket, mut folder) = (filled(Bucket::new(1, 1 << 30, 0).kept()), Folder::default());
+    let (bucket, mut folder) =
+        (filled(Bucket::new(1, 1 << 30, 0).with_data_folder()), Folder::default());
     apply(&bucket, Step::Set(0));
     apply(&bucket, Step::Persist);
     folder.store(&bucket);

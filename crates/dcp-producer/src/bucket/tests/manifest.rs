@@ -7,7 +7,7 @@ use dcp_producer_proto::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSou
 use dcp_wire::message::{DurabilityLevel, SystemEvent, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 
-use super::*;
+use crate::bucket::*;
 use crate::chance::Now;
 
 const VB: Vbid = Vbid(0);
@@ -25,7 +25,7 @@ fn plain() -> CollectionSettings {
 /// Lets the vBucket follow; returns what it tells: event, name, manifest uid.
 fn follow(bucket: &Bucket, manifest: &Manifest) -> Vec<(SystemEventId, String, u64)> {
     let before = bucket.lock(VB).unwrap().high_seqno;
-    bucket.with(VB, |vbucket| vbucket.bring_forward(Now(1), manifest)).unwrap();
+    bucket.with(VB, |vbucket| vbucket.apply_manifest(Now(1), manifest)).unwrap();
     let items = match bucket.lock(VB).unwrap().read_memory(before) {
         MemoryRead::Items { items, .. } => items,
         _ => CheckpointItems::default(),

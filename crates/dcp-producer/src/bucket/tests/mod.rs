@@ -1,3 +1,7 @@
+mod flush;
+mod manifest;
+mod replica;
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
@@ -6,8 +10,8 @@ use dcp_wire::message::DurabilityLevel;
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
 
-use super::item::footprint;
-use super::*;
+use crate::bucket::item::footprint;
+use crate::bucket::*;
 use crate::chance::Now;
 
 const VB: Vbid = Vbid(0);

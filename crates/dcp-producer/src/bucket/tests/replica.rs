@@ -6,8 +6,8 @@ use dcp_wire::message::{DurabilityLevel, SnapshotFlags, SnapshotMarker};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey, RevSeqno};
 use proptest::prelude::*;
 
-use super::item::footprint;
-use super::*;
+use crate::bucket::item::footprint;
+use crate::bucket::*;
 use crate::chance::Now;
 
 pub(super) const VB: Vbid = Vbid(0);
@@ -102,7 +102,7 @@ pub(super) fn apply(bucket: &Bucket, step: Step) {
             copies.get_mut(copy).unwrap().vbucket.hold_persistence(hold);
         }),
         Step::Lag(copy, lag) => copies(&|copies| {
-            copies.get_mut(copy).unwrap().lag = if lag == 3 { HELD } else { lag };
+            copies.get_mut(copy).unwrap().lag = if lag == 3 { UNLIMITED_LAG } else { lag };
             copies.replicate();
         }),
         Step::Cut(copy) => copies(&|copies| copies.get_mut(copy).unwrap().link = None),

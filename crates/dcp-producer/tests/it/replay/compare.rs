@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use dcp_wire::message::SnapshotMarker;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
 
-use super::hidden::Hidden;
+use super::ignored::Ignored;
 use super::markers::{Marker, Sources};
 use super::seen::{OWN, Seen};
 use super::twins::Twins;
@@ -28,7 +28,7 @@ pub(super) struct Sides {
     asked: BTreeMap<u32, u16>,
     /// Opaques of noops, recorded and ours.
     noops: (Vec<u32>, Vec<u32>),
-    hidden: Vec<Hidden>,
+    ignored: Vec<Ignored>,
     differences: Vec<String>,
 }
 
@@ -38,7 +38,7 @@ impl Sides {
         let (frame, _) = Frame::parse(packet, MAX_BODY_LEN).unwrap().unwrap();
         let opaque = frame.header.opaque.0;
         if frame.header.opcode == Opcode::SET_CLUSTER_CONFIG && frame.header.status().is_success() {
-            self.hidden.push(Hidden::SetClusterConfig);
+            self.ignored.push(Ignored::SetClusterConfig);
             return;
         }
         if frame.header.opcode == Opcode::DCP_NOOP {
@@ -73,7 +73,7 @@ impl Sides {
         }
         let without_map = seen.clone().without_map();
         if without_map.length() != seen.length() {
-            self.hidden.push(Hidden::NodeWithoutMap);
+            self.ignored.push(Ignored::NodeWithoutMap);
         }
         self.ours.push(without_map);
     }
@@ -152,7 +152,7 @@ impl Sides {
             let left = !self.has_window
                 && !self.recorded_end
                 && self.snapshots.get(opaque).is_some_and(|(end, reached)| reached < end);
-            twins.hide(Hidden::RestOfSnapshot, own > recorded && left);
+            twins.ignore(Ignored::RestOfSnapshot, own > recorded && left);
             if recorded > own || (own > recorded && !left) {
                 same = false;
                 let place = format!("opaque {opaque:#x}");
@@ -169,8 +169,8 @@ impl Sides {
             self.differences.push("another order".to_owned());
         }
         let in_order = |side: &[Seen]| side.iter().map(|seen| seen.opaque).collect::<Vec<_>>();
-        twins.hide(Hidden::Turns, same && in_order(&self.recorded) != in_order(&self.ours));
-        twins.hidden.extend(self.hidden);
+        twins.ignore(Ignored::Turns, same && in_order(&self.recorded) != in_order(&self.ours));
+        twins.ignored.extend(self.ignored);
         self.differences
     }
 

@@ -1,5 +1,5 @@
 //! What the comparison of a replay leaves out. `normalised.json` lists every kind with the reason;
-//! a kind that hides nothing any more has to go, and none comes in without being listed.
+//! a kind that ignores nothing any more has to go, and none comes in without being listed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use super::markers::{Field, Source};
 /// A kind of difference that is not told.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 #[serde(rename_all = "kebab-case")]
-pub(super) enum Hidden {
+pub(super) enum Ignored {
     /// Versions of documents, which pair up.
     Cas,
     /// Names of branches, which pair up.
@@ -62,7 +62,7 @@ pub(super) enum Hidden {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Normalised {
-    hidden: Vec<Entry>,
+    ignored: Vec<Entry>,
     /// What the fields of snapshot markers are judged by: how many follow from what.
     marker_fields: BTreeMap<Field, BTreeMap<Source, usize>>,
     /// Fields of snapshot markers that are not judged, since they follow from themselves.
@@ -74,7 +74,7 @@ pub(super) struct Normalised {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Entry {
-    what: Hidden,
+    what: Ignored,
     because: String,
 }
 
@@ -93,13 +93,13 @@ impl Normalised {
 
     /// What is not as the list says.
     pub(super) fn check(&self, found: &Found) -> Vec<String> {
-        let listed: BTreeSet<Hidden> = self.hidden.iter().map(|entry| entry.what).collect();
-        let unlisted = found.hidden.difference(&listed);
+        let listed: BTreeSet<Ignored> = self.ignored.iter().map(|entry| entry.what).collect();
+        let unlisted = found.ignored.difference(&listed);
         let mut wrong: Vec<String> =
-            unlisted.map(|what| format!("{what:?} is hidden, but not listed")).collect();
-        let idle = listed.difference(&found.hidden);
-        wrong.extend(idle.map(|what| format!("{what:?} hides nothing: take it out")));
-        let unreasoned = self.hidden.iter().filter(|entry| entry.because.len() < 20);
+            unlisted.map(|what| format!("{what:?} is ignored, but not listed")).collect();
+        let idle = listed.difference(&found.ignored);
+        wrong.extend(idle.map(|what| format!("{what:?} ignores nothing: take it out")));
+        let unreasoned = self.ignored.iter().filter(|entry| entry.because.len() < 20);
         wrong.extend(unreasoned.map(|entry| format!("{:?} has no reason", entry.what)));
         wrong.extend(self.check_markers(found));
         if self.without_operations != found.without_operations {

@@ -12,8 +12,8 @@ mod client;
 mod compare;
 mod damage;
 mod facts;
-mod hidden;
 mod history;
+mod ignored;
 mod list;
 mod manifests;
 mod markers;
@@ -35,7 +35,7 @@ use std::{fs, thread};
 
 use dcp_test::traces::{self, Scenario};
 
-use hidden::{Hidden, Normalised};
+use ignored::{Ignored, Normalised};
 use list::{Exempt, List};
 use markers::{Counts, Field, Source};
 use run::Replayed;
@@ -70,7 +70,7 @@ struct Found {
     /// Why it is not replayed.
     exempt: BTreeMap<String, Exempt>,
     /// What was left out of the comparison.
-    hidden: BTreeSet<Hidden>,
+    ignored: BTreeSet<Ignored>,
     /// What the fields of all markers follow from.
     marker_fields: Counts,
     /// The recordings with fields that follow from themselves.
@@ -82,7 +82,7 @@ struct Found {
 impl Found {
     fn add(&mut self, name: &str, replayed: Replayed) {
         self.differs.insert(name.to_owned(), replayed.differs);
-        self.hidden.extend(replayed.hidden);
+        self.ignored.extend(replayed.ignored);
         for (field, by_source) in replayed.marker_fields {
             for (source, count) in by_source {
                 let counts = self.marker_fields.entry(field).or_default();

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use super::hidden::Hidden;
+use super::ignored::Ignored;
 use super::twins::Twins;
 
 /// The only release the embedded cluster calls itself.
@@ -30,8 +30,8 @@ pub(super) fn versions_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -> 
     };
     let is_older = recorded.split('.').next() != Some(OWN_MAJOR);
     let same = if is_older { is_release(&recorded) && is_release(&own) } else { recorded == own };
-    twins.hide(Hidden::VersionBuild, recorded_build != own_build);
-    twins.hide(Hidden::VersionNumber, recorded != own && same);
+    twins.ignore(Ignored::VersionBuild, recorded_build != own_build);
+    twins.ignore(Ignored::VersionNumber, recorded != own && same);
     (!same).then(|| format!("version {theirs} is {mine}"))
 }
 
@@ -39,7 +39,7 @@ pub(super) fn versions_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -> 
 /// attributes.
 pub(super) fn error_maps_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -> Option<String> {
     let (mut recorded, mut own) = (read(theirs), read(mine));
-    twins.hide(Hidden::ErrorWords, recorded != own);
+    twins.ignore(Ignored::ErrorWords, recorded != own);
     for map in [&mut recorded, &mut own] {
         for (_, error) in map["errors"].as_object_mut()? {
             error["desc"] = error["desc"].is_string().into();
@@ -49,7 +49,7 @@ pub(super) fn error_maps_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -
         return Some(format!("error map: version {} is {}", recorded["version"], own["version"]));
     }
     let (recorded, own) = (recorded["errors"].as_object()?, own["errors"].as_object()?);
-    twins.hide(Hidden::ErrorCodes, recorded.keys().any(|code| !own.contains_key(code)));
+    twins.ignore(Ignored::ErrorCodes, recorded.keys().any(|code| !own.contains_key(code)));
     let text = |error: Option<&Value>| error.map_or("nothing".to_owned(), Value::to_string);
     let differs: Vec<String> = own
         .iter()
@@ -69,7 +69,7 @@ pub(super) fn maps_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -> Opti
     let (recorded, own) = (read(theirs), read(mine));
     let revision = |map: &Value| map["rev"].as_u64().unwrap_or_default();
     let (theirs, mine) = (revision(&recorded), revision(&own));
-    twins.hide(Hidden::MapRevision, theirs != mine);
+    twins.ignore(Ignored::MapRevision, theirs != mine);
     if !twins.revisions.match_up(theirs, mine) {
         return Some("map revisions pair up wrongly".to_owned());
     }
@@ -100,9 +100,9 @@ pub(super) fn maps_differ(theirs: &[u8], mine: &[u8], twins: &mut Twins) -> Opti
         return Some(format!("map: the capability {what} is missing"));
     }
     let field = "bucketCapabilities";
-    twins.hide(Hidden::MapCapabilities, recorded[field] != own[field]);
+    twins.ignore(Ignored::MapCapabilities, recorded[field] != own[field]);
     for field in ["uuid", "nodesExt", "vBucketServerMap"] {
-        twins.hide(Hidden::MapTopology, recorded[field] != own[field]);
+        twins.ignore(Ignored::MapTopology, recorded[field] != own[field]);
     }
     [("recorded", &recorded), ("own", &own)].into_iter().find_map(|(whose, map)| {
         contradiction(map).map(|fault| format!("the {whose} map contradicts itself: {fault}"))

@@ -12,8 +12,8 @@ use dcp_wire::message::{
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status};
 
 use super::client::Client;
-use super::hidden::Hidden;
 use super::history;
+use super::ignored::Ignored;
 use super::markers::{Counts, Source, Sources};
 use super::moments::Moments;
 use super::stage::Stage;
@@ -50,7 +50,7 @@ pub(super) struct Replayed {
     /// What differs between the recorded server's packets and ours.
     pub(super) differs: Vec<String>,
     /// What was left out.
-    pub(super) hidden: BTreeSet<Hidden>,
+    pub(super) ignored: BTreeSet<Ignored>,
     pub(super) marker_fields: Counts,
 }
 
@@ -68,7 +68,7 @@ pub(super) async fn replay(scenario: &Scenario) -> Replayed {
         unsettled: BTreeSet::new(),
         differences: Vec::new(),
     };
-    replay.twins.hide(Hidden::Branches, history::has_untold_branches(scenario));
+    replay.twins.ignore(Ignored::Branches, history::has_untold_branches(scenario));
     replay.stage.advance_unseen(&mut replay.twins).await;
     for at in 0..scenario.events.len() {
         replay.event(at).await;
@@ -79,8 +79,8 @@ pub(super) async fn replay(scenario: &Scenario) -> Replayed {
     }
     replay.differences.append(&mut replay.stage.refused);
     replay.stage.producer.shutdown().await;
-    let Twins { hidden, marker_fields, .. } = replay.twins;
-    Replayed { differs: replay.differences, hidden, marker_fields }
+    let Twins { ignored, marker_fields, .. } = replay.twins;
+    Replayed { differs: replay.differences, ignored, marker_fields }
 }
 
 fn frame(packet: &[u8]) -> Option<Frame<'_>> {
@@ -140,7 +140,7 @@ impl Replay<'_> {
             client.sides.limit();
         }
         let scram = client.scram(&packet);
-        self.twins.hide(Hidden::Login, scram.is_some());
+        self.twins.ignore(Ignored::Login, scram.is_some());
         client.send(&scram.unwrap_or(packet)).await;
         self.unsettled.insert(conn);
     }
@@ -258,7 +258,7 @@ impl Replay<'_> {
             Some(Source::Itself) => Source::Itself,
             _ => Source::Changes,
         };
-        self.twins.hide(Hidden::MomentOfWrite, end == Source::Changes && !is_whole);
+        self.twins.ignore(Ignored::MomentOfWrite, end == Source::Changes && !is_whole);
         let is_untold = opened.is_some_and(|opened| opened.is_untold);
         Sources { end, place: if is_untold { Source::Itself } else { Source::Operations } }
     }

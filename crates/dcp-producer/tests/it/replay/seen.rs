@@ -3,7 +3,7 @@
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opcode, Status, snappy};
 use serde_json::Value;
 
-use super::hidden::Hidden;
+use super::ignored::Ignored;
 use super::markers::Marker;
 use super::parts::{error_maps_differ, is_map, maps_differ, versions_differ};
 use super::twins::Twins;
@@ -118,11 +118,11 @@ impl Seen {
             }
             return both[0].differences(&both[1], twins);
         }
-        twins.hide(Hidden::OwnOpaque, self.opaque == OWN && self.raw.0 != ours.raw.0);
-        twins.hide(Hidden::Duration, self.is_response && self.raw.1 != ours.raw.1);
+        twins.ignore(Ignored::OwnOpaque, self.opaque == OWN && self.raw.0 != ours.raw.0);
+        twins.ignore(Ignored::Duration, self.is_response && self.raw.1 != ours.raw.1);
         let is_compressed = self.datatype.contains(Datatype::SNAPPY);
-        twins.hide(Hidden::CompressedBytes, is_compressed && self.raw.2 != ours.raw.2);
-        twins.hide(Hidden::Cas, self.cas != ours.cas);
+        twins.ignore(Ignored::CompressedBytes, is_compressed && self.raw.2 != ours.raw.2);
+        twins.ignore(Ignored::Cas, self.cas != ours.cas);
         let mut all = Vec::new();
         let mut check = |equal: bool, what: String| {
             if !equal {
@@ -173,18 +173,18 @@ impl Seen {
             match self.opcode {
                 Opcode::DCP_MUTATION => {
                     pairs_up = (number(&theirs, 20, 4) == 0) == (number(&mine, 20, 4) == 0);
-                    twins.hide(Hidden::Expiry, clear(&mut theirs, &mut mine, 20, 4));
+                    twins.ignore(Ignored::Expiry, clear(&mut theirs, &mut mine, 20, 4));
                 }
                 Opcode::DCP_DELETION | Opcode::DCP_EXPIRATION => {
                     // Tombstones of the same second need not be of the same second again.
                     pairs_up = (number(&theirs, 16, 4) == 0) == (number(&mine, 16, 4) == 0);
-                    twins.hide(Hidden::TombstoneTime, clear(&mut theirs, &mut mine, 16, 4));
+                    twins.ignore(Ignored::TombstoneTime, clear(&mut theirs, &mut mine, 16, 4));
                 }
                 _ => {}
             }
         } else if theirs.len() == 16 && mine.len() == 16 {
             pairs_up = twins.vbuuids.match_up(number(&theirs, 0, 8), number(&mine, 0, 8));
-            twins.hide(Hidden::Vbuuid, clear(&mut theirs, &mut mine, 0, 8));
+            twins.ignore(Ignored::Vbuuid, clear(&mut theirs, &mut mine, 0, 8));
         }
         let equal = theirs == mine;
         (!equal || !pairs_up).then(|| match equal {
@@ -205,7 +205,7 @@ impl Seen {
             Some(Status::SUCCESS | Status::AUTH_CONTINUE)
                 if matches!(self.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP) =>
             {
-                twins.hide(Hidden::Login, theirs != mine);
+                twins.ignore(Ignored::Login, theirs != mine);
                 (theirs.is_empty() != mine.is_empty()).then(|| "value".to_owned())
             }
             Some(Status::SUCCESS) if self.opcode == Opcode::VERSION => {
@@ -218,7 +218,7 @@ impl Seen {
                 maps_differ(theirs, mine, twins)
             }
             Some(status) if !status.is_success() && status != Status::ROLLBACK => {
-                twins.hide(Hidden::ErrorContext, theirs != mine);
+                twins.ignore(Ignored::ErrorContext, theirs != mine);
                 json_differs(theirs, mine, |body| {
                     let mut body = body.clone();
                     for part in ["context", "ref"] {
@@ -271,7 +271,7 @@ fn logs_differ(theirs: &[u8], mine: &[u8], at: usize, twins: &mut Twins) -> Opti
         let len = theirs.len();
         for at in places.into_iter().filter(|at| at + 8 <= len) {
             pairs_up &= twins.vbuuids.match_up(number(&theirs, at, 8), number(&mine, at, 8));
-            twins.hide(Hidden::Vbuuid, clear(&mut theirs, &mut mine, at, 8));
+            twins.ignore(Ignored::Vbuuid, clear(&mut theirs, &mut mine, at, 8));
         }
     }
     if theirs != mine {

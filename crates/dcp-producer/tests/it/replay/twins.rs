@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::hidden::Hidden;
+use super::ignored::Ignored;
 use super::markers::Counts;
 
 /// The pairs of a replay.
@@ -14,16 +14,16 @@ pub(super) struct Twins {
     /// Revisions of cluster maps.
     pub(super) revisions: Pairs,
     /// What was left out of the comparison.
-    pub(super) hidden: BTreeSet<Hidden>,
+    pub(super) ignored: BTreeSet<Ignored>,
     /// What the fields of the markers that were compared follow from.
     pub(super) marker_fields: Counts,
 }
 
 impl Twins {
     /// Notes that something was left out, if it made a difference.
-    pub(super) fn hide(&mut self, what: Hidden, differs: bool) {
+    pub(super) fn ignore(&mut self, what: Ignored, differs: bool) {
         if differs {
-            self.hidden.insert(what);
+            self.ignored.insert(what);
         }
     }
 }
