@@ -73,7 +73,7 @@ impl PendingBatch {
             vbuckets: std::mem::take(&mut columns.vbuckets).into(),
             seqnos: std::mem::take(&mut columns.seqnos).into(),
         };
-        columns.fill_in_late(&places, &pool)?;
+        columns.fill_in_deferred(&places, &pool)?;
         let kinds = std::mem::take(&mut columns.kinds);
         let decoded = columns.decode(&schema, &kinds, &places, &pool, tally)?;
         let cas = columns.cas.take().unwrap_or_default().into();

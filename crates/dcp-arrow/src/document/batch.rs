@@ -9,9 +9,9 @@ use dcp_proto::SinkError;
 use dcp_wire::{Seqno, Vbid};
 
 use super::decoder::Decoder;
-use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem};
-use super::notes::Notes;
+use super::malformed_fields::MalformedFields;
+use super::primitives::{Texts, Variants};
 use super::{DocumentSchema, MalformedTally, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::rows::{Places, RowKind};
@@ -162,7 +162,7 @@ fn texts(
 struct Malformations<'a> {
     formats: &'a Formats,
     /// Those of the current document.
-    notes: Notes,
+    notes: MalformedFields,
     bytes: Option<Texts>,
     /// Begins with the first row that has notes: most batches have none.
     fields: Option<Texts>,
@@ -173,11 +173,11 @@ struct Malformations<'a> {
 impl<'a> Malformations<'a> {
     fn new(formats: &'a Formats, rows: usize, tally: &'a mut MalformedTally) -> Self {
         let bytes = (formats.on_malformed == OnMalformed::Column).then(|| Texts::new(rows));
-        Self { formats, notes: Notes::default(), bytes, fields: None, rows: 0, tally }
+        Self { formats, notes: MalformedFields::default(), bytes, fields: None, rows: 0, tally }
     }
 
     /// Where values that do not fit are noted, if the rest of their document is kept.
-    fn partial(&mut self) -> Option<&mut Notes> {
+    fn partial(&mut self) -> Option<&mut MalformedFields> {
         (self.formats.on_malformed == OnMalformed::Null).then_some(&mut self.notes)
     }
 
@@ -301,7 +301,7 @@ fn push(
     decoder: &mut Decoder,
     document: Option<&[u8]>,
     is_json: bool,
-    notes: Option<&mut Notes>,
+    notes: Option<&mut MalformedFields>,
 ) -> Result<(), Malformed> {
     match document {
         Some(document) if is_json => decoder.push(document, notes),

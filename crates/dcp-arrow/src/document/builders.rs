@@ -10,7 +10,7 @@ use arrow_array::types::{
 use arrow_array::{ArrayRef, ListArray, MapArray, StructArray};
 use arrow_schema::{ArrowError, DataType};
 
-use super::leaves::{Flat, Ranges, Texts, Variants, set_null};
+use super::primitives::{Primitive, Ranges, Texts, Variants, set_null};
 use super::{Field, Kind};
 use crate::values::nulls;
 
@@ -78,23 +78,23 @@ impl Objects {
 /// Builder of a column.
 #[derive(Debug)]
 pub(super) enum Builder {
-    Boolean(Flat<bool>),
-    Byte(Flat<i8>),
-    Short(Flat<i16>),
-    Int(Flat<i32>),
-    Long(Flat<i64>),
-    Float(Flat<f32>),
-    Double(Flat<f64>),
+    Boolean(Primitive<bool>),
+    Byte(Primitive<i8>),
+    Short(Primitive<i16>),
+    Int(Primitive<i32>),
+    Long(Primitive<i64>),
+    Float(Primitive<f32>),
+    Double(Primitive<f64>),
     Decimal {
-        numbers: Flat<i128>,
+        numbers: Primitive<i128>,
         precision: u8,
         scale: u8,
     },
     String(Texts),
     Binary(Texts),
-    Date(Flat<i32>),
-    Timestamp(Flat<i64>),
-    TimestampNtz(Flat<i64>),
+    Date(Primitive<i32>),
+    Timestamp(Primitive<i64>),
+    TimestampNtz(Primitive<i64>),
     Variant(Variants),
     /// `width` is the minimum size of another element in bytes.
     Array {
@@ -117,21 +117,23 @@ pub(super) enum Builder {
 impl Builder {
     fn new(kind: &Kind, rows: usize) -> Self {
         match kind {
-            Kind::Boolean => Self::Boolean(Flat::new(rows)),
-            Kind::Byte => Self::Byte(Flat::new(rows)),
-            Kind::Short => Self::Short(Flat::new(rows)),
-            Kind::Int => Self::Int(Flat::new(rows)),
-            Kind::Long => Self::Long(Flat::new(rows)),
-            Kind::Float => Self::Float(Flat::new(rows)),
-            Kind::Double => Self::Double(Flat::new(rows)),
-            Kind::Decimal { precision, scale } => {
-                Self::Decimal { numbers: Flat::new(rows), precision: *precision, scale: *scale }
-            }
+            Kind::Boolean => Self::Boolean(Primitive::new(rows)),
+            Kind::Byte => Self::Byte(Primitive::new(rows)),
+            Kind::Short => Self::Short(Primitive::new(rows)),
+            Kind::Int => Self::Int(Primitive::new(rows)),
+            Kind::Long => Self::Long(Primitive::new(rows)),
+            Kind::Float => Self::Float(Primitive::new(rows)),
+            Kind::Double => Self::Double(Primitive::new(rows)),
+            Kind::Decimal { precision, scale } => Self::Decimal {
+                numbers: Primitive::new(rows),
+                precision: *precision,
+                scale: *scale,
+            },
             Kind::String => Self::String(Texts::new(rows)),
             Kind::Binary => Self::Binary(Texts::new(rows)),
-            Kind::Date => Self::Date(Flat::new(rows)),
-            Kind::Timestamp => Self::Timestamp(Flat::new(rows)),
-            Kind::TimestampNtz => Self::TimestampNtz(Flat::new(rows)),
+            Kind::Date => Self::Date(Primitive::new(rows)),
+            Kind::Timestamp => Self::Timestamp(Primitive::new(rows)),
+            Kind::TimestampNtz => Self::TimestampNtz(Primitive::new(rows)),
             Kind::Variant => Self::Variant(Variants::new(rows)),
             Kind::Array(element) => {
                 let elements = Box::new(Self::new(element, 0));

@@ -6,7 +6,7 @@ use arrow_schema::ArrowError;
 use super::DocumentSchema;
 use super::builders::{Builder, Objects};
 use super::malformed::{Malformed, Problem, Result};
-use super::notes::Notes;
+use super::malformed_fields::MalformedFields;
 use super::partial::PartialReader;
 use super::reader::{MAX_DOCUMENT_BYTES, Reader};
 use super::skip::whole_pairs;
@@ -38,7 +38,11 @@ impl Decoder {
 
     /// Appends a document; nulls if it is malformed. With `notes`, only the values that do not fit
     /// are null, and noted.
-    pub(super) fn push(&mut self, document: &[u8], notes: Option<&mut Notes>) -> Result<()> {
+    pub(super) fn push(
+        &mut self,
+        document: &[u8],
+        notes: Option<&mut MalformedFields>,
+    ) -> Result<()> {
         if let Err(error) = std::str::from_utf8(document) {
             self.push_null();
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
@@ -64,7 +68,11 @@ impl Decoder {
 
     /// Reads a document of which not all values fit; returns the rest of its budget, too.
     #[cold]
-    fn read_partially(&mut self, document: &[u8], notes: &mut Notes) -> (Result<()>, usize) {
+    fn read_partially(
+        &mut self,
+        document: &[u8],
+        notes: &mut MalformedFields,
+    ) -> (Result<()>, usize) {
         let schema = self.schema.clone();
         let scratch = std::mem::take(&mut self.scratch);
         let whole = whole_pairs(document);

@@ -21,15 +21,15 @@ mod batch;
 mod builders;
 mod ddl;
 mod decoder;
-mod leaves;
 mod malformed;
-mod moments;
-mod notes;
+mod malformed_fields;
 mod numbers;
 mod partial;
+mod primitives;
 mod reader;
 mod skip;
 mod tally;
+mod timestamps;
 mod variant;
 
 use std::collections::HashMap;

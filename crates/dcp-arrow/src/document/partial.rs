@@ -6,7 +6,7 @@ use jiter::{Jiter, Peek};
 
 use super::builders::{Builder, Objects};
 use super::malformed::{Malformed, Problem, Result};
-use super::notes::{Notes, Step};
+use super::malformed_fields::{MalformedFields, Step};
 use super::reader::Reader;
 use super::skip::{HALF, skip};
 use super::{Field, Kind};
@@ -24,7 +24,7 @@ pub(super) struct PartialReader<'j, 's> {
     budget: usize,
     scratch: Vec<u8>,
     path: Vec<Step<'s>>,
-    notes: &'s mut Notes,
+    notes: &'s mut MalformedFields,
 }
 
 /// A key of an object; `None` if it has half a surrogate pair.
@@ -37,7 +37,7 @@ impl<'j, 's> PartialReader<'j, 's> {
         whole: &'j [u8],
         budget: usize,
         scratch: Vec<u8>,
-        notes: &'s mut Notes,
+        notes: &'s mut MalformedFields,
     ) -> Self {
         Self { document, json: Jiter::new(whole), budget, scratch, path: Vec::new(), notes }
     }

@@ -6,9 +6,9 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use jiter::{Jiter, Peek};
 
 use super::builders::{Builder, Objects};
-use super::leaves::{Texts, Variants};
 use super::malformed::{Malformed, Problem, Result};
-use super::{moments, numbers};
+use super::primitives::{Texts, Variants};
+use super::{numbers, timestamps};
 
 /// Maximum decoded size of a document in bytes.
 ///
@@ -73,14 +73,14 @@ impl<'j> Reader<'j> {
                 numbers.push(self.decimal(peek, *precision, *scale)?);
             }
             Builder::Binary(bytes) => self.binary(bytes, peek)?,
-            Builder::Date(days) => days.push(self.moment(peek, "a date", moments::date)?),
+            Builder::Date(days) => days.push(self.parsed_time(peek, "a date", timestamps::date)?),
             Builder::Timestamp(micros) => micros.push(self.timestamp(peek)?),
             Builder::TimestampNtz(micros) => {
                 let local = |text: &str| {
-                    let moment = moments::moment(text)?;
+                    let moment = timestamps::time(text)?;
                     moment.offset_seconds.is_none().then_some(moment.local_micros)
                 };
-                micros.push(self.moment(peek, "a time without an offset", local)?);
+                micros.push(self.parsed_time(peek, "a time without an offset", local)?);
             }
             Builder::Variant(variants) => self.variant(variants, peek)?,
             Builder::Array { ranges, elements, width } => {
@@ -200,7 +200,7 @@ impl<'j> Reader<'j> {
         self.spend(variants.len_bytes() - before)
     }
 
-    fn moment<T>(
+    fn parsed_time<T>(
         &mut self,
         peek: Peek,
         expected: &'static str,
@@ -217,11 +217,11 @@ impl<'j> Reader<'j> {
         let expected = "a time or whole seconds";
         if peek.is_num() {
             let seconds = numbers::integer(self.number(peek, expected)?);
-            let micros = seconds.and_then(moments::seconds);
+            let micros = seconds.and_then(timestamps::seconds);
             return micros.ok_or_else(|| self.malformed(Problem::Expected(expected)));
         }
-        let utc = |text: &str| moments::moment(text).and_then(moments::Moment::utc_micros);
-        self.moment(peek, expected, utc)
+        let utc = |text: &str| timestamps::time(text).and_then(timestamps::ParsedTime::utc_micros);
+        self.parsed_time(peek, expected, utc)
     }
 
     fn array(&mut self, elements: &mut Builder, width: usize, peek: Peek) -> Result<()> {

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use dcp_wire::{Seqno, Vbid};
 
-use super::notes::Notes;
+use super::malformed_fields::MalformedFields;
 
 /// Counts documents that do not fit their columns, and notes the first of each kind.
 ///
@@ -44,7 +44,7 @@ impl MalformedTally {
 
     /// Adds a document with these notes.
     #[cold]
-    pub(super) fn note(&mut self, notes: &Notes, place: (Vbid, Seqno)) {
+    pub(super) fn note(&mut self, notes: &MalformedFields, place: (Vbid, Seqno)) {
         for note in notes.iter() {
             if self.is_full() {
                 break;
@@ -75,7 +75,7 @@ impl MalformedTally {
 #[cfg(test)]
 mod tests {
     use super::super::malformed::Problem;
-    use super::super::notes::Step;
+    use super::super::malformed_fields::Step;
     use super::*;
 
     #[test]
@@ -83,7 +83,7 @@ mod tests {
         let batch = |fields: std::ops::Range<usize>, seqno| {
             let mut tally = MalformedTally { partial: 1, ..MalformedTally::default() };
             for field in fields {
-                let mut notes = Notes::default();
+                let mut notes = MalformedFields::default();
                 let steps = [Step::Field(&format!("f{field:03}")), Step::Element(field)];
                 notes.push(&steps, Problem::Duplicate, b"1");
                 tally.note(&notes, (Vbid(1), Seqno(seqno)));

@@ -17,7 +17,7 @@ use super::Columns;
 
 /// Values of rows that are filled when the batch is finished.
 #[derive(Debug, Default)]
-pub(crate) struct LateValues {
+pub(crate) struct DeferredValues {
     compressed: Vec<u8>,
     blocks: Vec<Block>,
     inflated_bytes: usize,
@@ -33,7 +33,7 @@ struct Block {
     has_document: bool,
 }
 
-impl LateValues {
+impl DeferredValues {
     /// Stores the value of `row`, which inflates to `inflated_len` bytes.
     pub(crate) fn push(
         &mut self,
@@ -57,13 +57,13 @@ impl LateValues {
 
 impl Columns {
     /// Fills the postponed rows.
-    pub(crate) fn fill_in_late(
+    pub(crate) fn fill_in_deferred(
         &mut self,
         places: &Places,
         pool: &BufferPool,
     ) -> Result<(), SinkError> {
-        let late = std::mem::take(&mut self.late);
-        if late.blocks.is_empty() {
+        let deferred = std::mem::take(&mut self.deferred);
+        if deferred.blocks.is_empty() {
             return Ok(());
         }
         if let Some(values) = &mut self.values {
@@ -72,20 +72,20 @@ impl Columns {
         let (values, xattrs) = (self.values.take(), self.xattrs.take());
         let mut filled = Filled {
             values: values.as_ref().map(|values| {
-                let bytes = pool.take(values.len_bytes() + late.inflated_bytes);
+                let bytes = pool.take(values.len_bytes() + deferred.inflated_bytes);
                 BytesColumn::with_room_checked(self.rows(), bytes)
             }),
             xattrs: xattrs.as_ref().map(|_| XattrsColumn::with_room_checked(self.rows())),
         };
         let mut inflated = Vec::new();
         let mut next = 0;
-        for block in &late.blocks {
+        for block in &deferred.blocks {
             filled.copy(
                 values.as_ref().map(|values| &values.plain),
                 xattrs.as_ref(),
                 next..block.row,
             );
-            let source = late.compressed.get(block.source.clone()).unwrap_or_default();
+            let source = deferred.compressed.get(block.source.clone()).unwrap_or_default();
             inflated.resize(block.inflated_len, 0);
             snappy::decompress_exact(source, &mut inflated)
                 .and_then(|()| filled.push(&inflated, block.has_document))

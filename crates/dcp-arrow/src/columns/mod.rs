@@ -1,6 +1,6 @@
 //! The columns of a batch being filled.
 
-mod late;
+mod deferred;
 
 use dcp_proto::{Change, MutationRun, Op, Snapshot};
 use dcp_wire::message::MutationView;
@@ -12,7 +12,7 @@ use crate::values::{BytesColumn, Full, ValueColumn};
 use crate::xattrs::XattrsColumn;
 use crate::{BatchLimits, BufferPool, Column, TableSchema};
 
-use late::LateValues;
+use deferred::DeferredValues;
 
 /// Marks a row without a collection in a column of collection ids, which are 32 bits wide. Smaller
 /// numbers stand for a scope without a collection.
@@ -73,7 +73,7 @@ pub(crate) struct Columns {
     pub(crate) values: Option<ValueColumn>,
     pub(crate) xattrs: Option<XattrsColumn>,
     /// Rows to be filled in both columns later.
-    pub(crate) late: LateValues,
+    pub(crate) deferred: DeferredValues,
     pub(crate) collection_ids: Option<Vec<i64>>,
     pub(crate) epochs: Option<Vec<i32>>,
     pub(crate) cas: Option<Vec<i64>>,
@@ -130,7 +130,7 @@ impl Columns {
             }),
             values: schema.needs(Column::Value).then(|| ValueColumn::new(rows, pool, limits)),
             xattrs: schema.has(Column::Xattrs).then(|| XattrsColumn::new(rows, limits)),
-            late: LateValues::default(),
+            deferred: DeferredValues::default(),
             collection_ids: longs(&[Column::Scope, Column::Collection, Column::CollectionId]),
             epochs: schema.has(Column::Epoch).then(|| Vec::with_capacity(rows)),
             cas: longs(&[Column::Cas, Column::Timestamp]),
@@ -160,7 +160,7 @@ impl Columns {
         self.keys.as_ref().map_or(0, BytesColumn::len_bytes)
             + self.values.as_ref().map_or(0, ValueColumn::len_bytes)
             + self.xattrs.as_ref().map_or(0, XattrsColumn::len_bytes)
-            + self.late.len_bytes()
+            + self.deferred.len_bytes()
             + self.rows() * self.bytes_per_row
     }
 
@@ -268,7 +268,7 @@ impl Columns {
                 if let Some(xattrs) = &mut self.xattrs {
                     xattrs.reserve(len);
                 }
-                self.late.push(row, block, len, kind == RowKind::Mutation);
+                self.deferred.push(row, block, len, kind == RowKind::Mutation);
             }
             (Content::Plain(..) | Content::Compressed(..), None) => {}
         }

@@ -19,14 +19,14 @@ pub(super) fn date(text: &str) -> Option<i32> {
 
 /// A timestamp, with or without an offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Moment {
+pub(super) struct ParsedTime {
     /// Microseconds since 1970-01-01 in local time.
     pub(super) local_micros: i64,
     /// Offset of local time from UTC in seconds; `None` if the text has none.
     pub(super) offset_seconds: Option<i64>,
 }
 
-impl Moment {
+impl ParsedTime {
     /// Microseconds since 1970-01-01 in UTC, which is assumed if there is no offset.
     pub(super) fn utc_micros(self) -> Option<i64> {
         let offset = self.offset_seconds.unwrap_or_default();
@@ -37,7 +37,7 @@ impl Moment {
 /// Parses `2024-02-29`, `2024-02-29T13:45` or `2024-02-29 13:45:10.123456+01:00`.
 ///
 /// Digits beyond microseconds are truncated.
-pub(super) fn moment(text: &str) -> Option<Moment> {
+pub(super) fn time(text: &str) -> Option<ParsedTime> {
     let mut scan = Scan(text.as_bytes());
     let days = scan.date()?;
     let (mut micros, mut offset_seconds) = (0, None);
@@ -49,7 +49,7 @@ pub(super) fn moment(text: &str) -> Option<Moment> {
         offset_seconds = scan.offset()?;
     }
     let local_micros = i64::from(days) * SECONDS_PER_DAY * MICROS_PER_SECOND + micros;
-    Some(Moment { local_micros, offset_seconds })
+    Some(ParsedTime { local_micros, offset_seconds })
 }
 
 /// Whole seconds since 1970 as microseconds.
@@ -190,7 +190,7 @@ mod tests {
             ("2025-11-21t00:00:00z", day),
             ("2025-11-21T00:00:00+02", day - 2 * hour),
         ] {
-            assert_eq!(moment(text).and_then(Moment::utc_micros), Some(micros), "{text}");
+            assert_eq!(time(text).and_then(ParsedTime::utc_micros), Some(micros), "{text}");
         }
         for text in [
             "2025-11-21T",
@@ -207,10 +207,10 @@ mod tests {
             "2025-11-21T13:00:00 Europe/Berlin",
             "13:00:00",
         ] {
-            assert_eq!(moment(text), None, "{text}");
+            assert_eq!(time(text), None, "{text}");
         }
-        assert_eq!(moment("2025-11-21T00:00").unwrap().offset_seconds, None);
-        assert_eq!(moment("2025-11-21T00:00Z").unwrap().offset_seconds, Some(0));
+        assert_eq!(time("2025-11-21T00:00").unwrap().offset_seconds, None);
+        assert_eq!(time("2025-11-21T00:00Z").unwrap().offset_seconds, Some(0));
     }
 
     #[test]
@@ -223,7 +223,7 @@ mod tests {
         for second in [i64::MIN, first - 1, last + 1, 1_700_000_000_000, i64::MAX] {
             assert_eq!(seconds(second), None, "{second}");
         }
-        let utc = |text| moment(text).and_then(Moment::utc_micros);
+        let utc = |text| time(text).and_then(ParsedTime::utc_micros);
         assert_eq!(utc("0001-01-01T01:00+01:00"), Some(CALENDAR.start));
         assert_eq!(utc("9999-12-31T22:59:59.999999-01:00"), Some(CALENDAR.end - 1));
         for text in ["0001-01-01T00:59+01:00", "9999-12-31T23:00-01:00", "0000-06-30T00:00Z"] {

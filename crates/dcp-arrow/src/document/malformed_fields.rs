@@ -25,7 +25,7 @@ pub(super) enum Step<'a> {
 
 /// A value that did not fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Note {
+pub(super) struct MalformedField {
     path: String,
     /// The path without elements and keys: the same for every document.
     pub(super) field: String,
@@ -37,13 +37,13 @@ pub(super) struct Note {
 
 /// The values of one document that did not fit.
 #[derive(Debug, Default)]
-pub(super) struct Notes {
-    notes: Vec<Note>,
+pub(super) struct MalformedFields {
+    notes: Vec<MalformedField>,
     /// Number of values beyond them.
     more: usize,
 }
 
-impl Notes {
+impl MalformedFields {
     pub(super) fn clear(&mut self) {
         self.notes.clear();
         self.more = 0;
@@ -53,7 +53,7 @@ impl Notes {
         self.notes.is_empty()
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Note> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &MalformedField> {
         self.notes.iter()
     }
 
@@ -65,7 +65,13 @@ impl Notes {
             return;
         }
         let (path, field) = (path_text(path), field_text(path));
-        self.notes.push(Note { path, field, reason, at: None, text: cut(text, MAX_TEXT_BYTES) });
+        self.notes.push(MalformedField {
+            path,
+            field,
+            reason,
+            at: None,
+            text: cut(text, MAX_TEXT_BYTES),
+        });
     }
 
     /// Adds a document that is malformed as a whole.
@@ -80,7 +86,7 @@ impl Notes {
 
     /// The notes as a JSON array.
     pub(super) fn to_json(&self) -> String {
-        let entry = |note: &Note| {
+        let entry = |note: &MalformedField| {
             let at = note.at.map(|at| format!(" at byte {at}")).unwrap_or_default();
             let reason = format!("{}{at}", note.reason);
             json!({"path": note.path, "reason": reason, "text": note.text})
@@ -174,7 +180,7 @@ mod tests {
     #[test]
     fn what_is_noted_is_bounded() {
         let (long, key) = ("é".repeat(1000), Step::Key("k".repeat(10_000).into()));
-        let mut notes = Notes::default();
+        let mut notes = MalformedFields::default();
         for _ in 0..MAX_NOTES + 3 {
             notes.push(&[Step::Field("m"), key.clone()], Problem::Duplicate, long.as_bytes());
         }

@@ -19,12 +19,12 @@ pub(super) fn set_null(valid: &mut [bool], row: usize) -> bool {
 
 /// Values of a fixed width.
 #[derive(Debug)]
-pub(super) struct Flat<T> {
+pub(super) struct Primitive<T> {
     values: Vec<T>,
     valid: Vec<bool>,
 }
 
-impl<T: Copy + Default> Flat<T> {
+impl<T: Copy + Default> Primitive<T> {
     pub(super) fn new(rows: usize) -> Self {
         Self { values: Vec::with_capacity(rows), valid: Vec::with_capacity(rows) }
     }
@@ -61,7 +61,7 @@ impl<T: Copy + Default> Flat<T> {
     }
 }
 
-impl Flat<bool> {
+impl Primitive<bool> {
     pub(super) fn booleans(self) -> BooleanArray {
         BooleanArray::new(self.values.into(), nulls(&self.valid))
     }
