@@ -12,13 +12,12 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
-use crate::cluster::{Cluster, SharedStats, StreamConfig};
 use crate::connect::Connector;
 use crate::connection::NodeConnection;
 use crate::observe::Nodes;
 use crate::opening::Opening;
 use crate::queue::Queue;
-use crate::reconciler::{Reconciler, check_end};
+use crate::stream_task::{Placement, SharedStats, StreamConfig, StreamTask, check_end};
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
     Filter, Observer, Start, StreamEvent, StreamOptions,
@@ -141,9 +140,9 @@ impl Client {
         // Time to connect, and to get an answer.
         let attempt = self.bucket.connect_timeout().saturating_mul(2);
         let patience = (options.retry_timeout, attempt);
-        let mut reconciler = Reconciler::new(vbuckets, patience, now, self.bucket.randomness());
+        let mut placement = Placement::new(vbuckets, patience, now, self.bucket.randomness());
         let empty = complete.clone();
-        reconciler.add_complete(complete);
+        placement.add_complete(complete);
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         if options.persisted_only && !config.delivery.persisted_only {
@@ -155,16 +154,16 @@ impl Client {
             stats.events.push(StreamEvent::CaughtUp(caught_up));
         }
         let cancel = self.closed.child_token();
-        let cluster = Cluster::new(
+        let task = StreamTask::new(
             Arc::clone(&self.bucket),
             config,
-            reconciler,
+            placement,
             Box::new(make_sink),
             Arc::clone(&queue),
             Arc::clone(&stats),
             cancel.clone(),
         );
-        tokio::spawn(cluster.run(connections));
+        tokio::spawn(task.run(connections));
         let is_manual = options.acknowledge == Acknowledge::Manual;
         let acks = Acknowledger::new(is_manual, &checkpoint);
         Ok(ChangeStream::new(queue, checkpoint, acks, stats, cancel))

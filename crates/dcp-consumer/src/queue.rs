@@ -177,7 +177,7 @@ pub(crate) enum Entry<B> {
 /// It has no separate bound: its contents count as unacknowledged on their connections, and a
 /// connection whose server sends more than the flow-control window and one packet is closed.
 /// Positions do not count, and are one entry regardless of how often they move without a batch. So
-/// the queue holds at most that much per connection, and little of ended ones (`cluster::backlog`).
+/// the queue holds at most that much per connection, and little of ended ones (`stream_task::backlog`).
 /// No task ever waits to add a batch, so noops are answered while the application is slow.
 #[derive(Debug)]
 pub(crate) struct Queue<B> {

@@ -10,9 +10,9 @@ use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::cluster::{KnownVbucket, SharedStats};
 use crate::queue::{Credit, Entry, Queue};
 use crate::stats::total_lag;
+use crate::stream_task::{KnownVbucket, SharedStats};
 use crate::{
     AckToken, Acknowledger, CollectionLag, Error, StreamEvent, StreamStats, VbucketState,
     VbucketStats,
@@ -176,7 +176,7 @@ impl<B: Send + 'static> ChangeStream<B> {
     #[must_use]
     pub fn stats(&self) -> StreamStats {
         let (now, vbuckets) = (Instant::now().into_std(), self.stats.vbuckets());
-        self.stats.look(now);
+        self.stats.refresh(now);
         let lags: Vec<_> = vbuckets.iter().map(|&known| self.vbucket(known)).collect();
         let oldest = vbuckets.iter().filter_map(|vbucket| vbucket.unpersisted_since).min();
         StreamStats {
@@ -194,7 +194,7 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// Statistics of every vBucket, ascending.
     #[must_use]
     pub fn vbucket_stats(&self) -> Vec<VbucketStats> {
-        self.stats.look(Instant::now().into_std());
+        self.stats.refresh(Instant::now().into_std());
         let vbuckets = self.stats.vbuckets().into_iter();
         vbuckets.map(|known| self.vbucket(known)).collect()
     }
@@ -203,7 +203,7 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// filter, it is requested only from the first call on, so that the first call returns nothing.
     #[must_use]
     pub fn collection_lag(&self) -> Vec<CollectionLag> {
-        self.stats.look(Instant::now().into_std());
+        self.stats.refresh(Instant::now().into_std());
         let open: Vec<(Vbid, Seqno)> = self
             .stats
             .vbuckets()

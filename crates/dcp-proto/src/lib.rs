@@ -42,8 +42,8 @@
 //! | when the consumer acknowledges received bytes | `consumer/window.rs` |
 //! | when a silent connection is dead | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` |
 //! | which changes wait until they are persisted | `consumer/connection/mitigation.rs` |
-//! | what all copies have persisted | `persistence/mod.rs` of `dcp-consumer` |
-//! | whether a stream that ended is opened again | `reconciler/decisions.rs` of `dcp-consumer` |
+//! | what all copies have persisted | `stream_task/persistence_watch/mod.rs` of `dcp-consumer` |
+//! | whether a stream that ended is opened again | `stream_task/placement/decisions.rs` of `dcp-consumer` |
 //!
 //! # Glossary
 //!

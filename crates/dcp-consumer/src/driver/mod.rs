@@ -19,7 +19,6 @@ use self::over::Over;
 use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
 use crate::connection::{Io, Lost, NodeConnection, Reading, now, sleep_until};
-use crate::persistence::PersistedTo;
 use crate::queue::{Credit, Entry, Link, Queue, Queued};
 use crate::read_buffer::{MIN_READ, SIZE, SMALL};
 use crate::socket::Gather;
@@ -62,10 +61,10 @@ pub(crate) enum Report {
     /// waiting.
     Unpersisted(Vbid, Option<Vbuuid>),
     /// Progress of the vBuckets that stream here.
-    Progress(Vec<Progress>),
+    HighSeqnos(Vec<VbucketProgress>),
     /// Seqnos of collections, and the progress of the vBuckets that stream here, without high
     /// seqnos.
-    Collections(Vec<CollectionSeqnos>, Vec<Progress>),
+    CollectionSeqnos(Vec<CollectionSeqnos>, Vec<VbucketProgress>),
     /// Documents that are left out, some of them newly.
     Exclusions(Exclusions),
     /// The connection has a new cluster map to take.
@@ -76,9 +75,19 @@ pub(crate) enum Report {
     SinkFailed(SinkError),
 }
 
+/// New persisted seqno of a connection's vBucket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PersistedTo {
+    pub(crate) on: ConnectionId,
+    pub(crate) vbid: Vbid,
+    pub(crate) vbuuid: Vbuuid,
+    /// Persisted seqno of all copies; 0 while one has another branch, or does not answer.
+    pub(crate) seqno: Seqno,
+}
+
 /// Progress of a vBucket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Progress {
+pub(crate) struct VbucketProgress {
     pub(crate) vbid: Vbid,
     /// Last seqno received.
     pub(crate) seqno: Seqno,
@@ -390,13 +399,13 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     self.report(Report::Unpersisted(vbid, vbuuid));
                 }
                 Event::HighSeqnos(seqnos) => {
-                    self.report(Report::Progress(self.progress(seqnos)));
+                    self.report(Report::HighSeqnos(self.progress(seqnos)));
                 }
                 Event::CollectionSeqnos(answers) => {
                     let config = self.driver.connection.machine.config();
                     let vbids = (0..config.num_vbuckets).map(Vbid);
                     let streaming = self.progress(vbids.map(|vbid| (vbid, Seqno::ZERO)));
-                    self.report(Report::Collections(answers, streaming));
+                    self.report(Report::CollectionSeqnos(answers, streaming));
                 }
                 Event::Exclusions(exclusions) => self.report(Report::Exclusions(exclusions)),
                 Event::ClusterMap(json) => {
@@ -414,7 +423,10 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     }
 
     /// Progress of those of these vBuckets that stream here.
-    fn progress(&self, high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>) -> Vec<Progress> {
+    fn progress(
+        &self,
+        high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>,
+    ) -> Vec<VbucketProgress> {
         let Driver { connection: NodeConnection { machine, .. }, link, .. } = &self.driver;
         // If unpersisted changes fill the window, the application cannot empty it.
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
@@ -422,7 +434,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
             let has_lost_end = machine.has_lost_end(vbid, high_seqno);
             let seqno = machine.seqno(vbid)?;
-            Some(Progress { vbid, seqno, high_seqno, is_held_up, has_lost_end })
+            Some(VbucketProgress { vbid, seqno, high_seqno, is_held_up, has_lost_end })
         };
         high_seqnos.into_iter().filter_map(progress).collect()
     }

@@ -324,7 +324,8 @@ async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
     server.rows(1..=3).await;
     server.settle().await;
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(3), Seqno(9));
-    let progress = Progress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
+    let progress =
+        VbucketProgress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
     assert_eq!(server.progress(9).await, [progress]);
 }
 
@@ -353,7 +354,7 @@ async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
     server.settle().await;
     assert!(matches!(server.report().await, Report::Unpersisted(Vbid(0), Some(_))));
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(0), Seqno(1000));
-    let lags = Progress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
+    let lags = VbucketProgress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
     assert_eq!(server.progress(1000).await, [lags], "there is nothing the application could take");
 }
 
@@ -367,7 +368,7 @@ async fn a_task_nobody_wants_any_more_ends() {
 
 impl Server {
     /// How far vBuckets are said to have come when the node says that vBucket 0 is at `high`.
-    async fn progress(&mut self, high: u64) -> Vec<Progress> {
+    async fn progress(&mut self, high: u64) -> Vec<VbucketProgress> {
         self.commands.send(Command::FetchHighSeqnos).unwrap();
         let (opcode, opaque, extras) = loop {
             match self.receive().await {
@@ -381,7 +382,7 @@ impl Server {
         let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(opaque);
         self.send_frame(&answer.with_value(&seqnos)).await;
         match self.report().await {
-            Report::Progress(progress) => progress,
+            Report::HighSeqnos(progress) => progress,
             other => panic!("{other:?}"),
         }
     }

@@ -2,6 +2,7 @@
 //! over the same connections.
 
 mod nodes;
+mod persisted;
 mod questions;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,10 +18,10 @@ use tokio::time::{Instant, sleep};
 
 pub(crate) use self::nodes::Nodes;
 use self::nodes::Visited;
+pub(crate) use self::persisted::{Answer, observed_seqnos, on_all_disks, to_answer};
 use crate::bucket::Bucket;
 use crate::connection::NodeConnection;
 use crate::opening::Opening;
-use crate::persistence::{on_all_disks, to_answer};
 use crate::{Chain, Error, ErrorKind, StreamOptions};
 
 /// Longest time for the replicas of one call: seqnos that they do not report count as not

@@ -9,9 +9,10 @@ use dcp_proto::{FailoverLog, Position};
 use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid, Vbuuid};
 
+use super::persisted;
 use crate::bucket::Bucket;
 use crate::connection::{NodeConnection, refused};
-use crate::{Error, ErrorKind, persistence};
+use crate::{Error, ErrorKind};
 
 /// Answers by vBucket; without those about which the node has none.
 type Answers<A> = Result<BTreeMap<Vbid, A>, Error>;
@@ -83,7 +84,7 @@ pub(super) fn observed_seqnos(branches: BTreeMap<Vbid, Vbuuid>) -> Question<Obse
         let branch = |vbid: &Vbid| Some((*vbid, *branches.get(vbid)?));
         machine.request_observed_seqnos(&vbids.iter().filter_map(branch).collect::<Vec<_>>());
     };
-    Question::new(request, |answers, _| Ok(persistence::observer::observed_seqnos(answers)))
+    Question::new(request, |answers, _| Ok(persisted::observed_seqnos(answers)))
 }
 
 /// Purge seqnos; `None` if the node does not report them.

@@ -1,19 +1,20 @@
-//! Persisted seqnos of all copies of vBuckets: a value, without tasks or IO.
+//! The watch of persistence: what all copies of vBuckets have persisted, and when nodes are asked.
 //!
 //! Observed once for each vBucket whose stream is opened, so that persisted changes need not wait,
 //! and then only for those with unpersisted changes; for each node in one request and at its own
 //! pace, so that a slow node delays only vBuckets of which it has a copy.
 
-pub(crate) mod observer;
-
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use dcp_proto::topology::Address;
-use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
+use super::log::PERSISTENCE;
 use crate::connect::ConnectionId;
+use crate::driver::PersistedTo;
+use crate::observe::{Answer, on_all_disks};
+use crate::{Chain, Error};
 
 /// Shortest pause between two requests to a node, while unpersisted changes are being written.
 const SHORTEST: Duration = Duration::from_millis(10);
@@ -27,35 +28,6 @@ const LEFT_BEHIND: Duration = Duration::from_secs(1);
 
 /// How long changes may stay unpersisted before an event reports it.
 const OVERDUE: Duration = Duration::from_secs(60);
-
-/// One copy of a vBucket: its newest branch, and its persisted seqno. `None`: it did not answer, or
-/// does not know the requested branch.
-pub(crate) type Answer = Option<(Vbuuid, Seqno)>;
-
-/// A node's answer about its copy.
-pub(crate) const fn to_answer(observed: &ObservedSeqno) -> (Vbuuid, Seqno) {
-    (observed.vbuuid, observed.persisted_seqno)
-}
-
-/// Seqno that all copies have persisted on this branch: 0 while one of them has another branch, or
-/// does not answer.
-pub(crate) fn on_all_disks(vbuuid: Vbuuid, answers: impl IntoIterator<Item = Answer>) -> Seqno {
-    let of_one = |answer: Answer| match answer {
-        Some((on, seqno)) if on == vbuuid => seqno,
-        _ => Seqno::ZERO,
-    };
-    answers.into_iter().map(of_one).min().unwrap_or(Seqno::ZERO)
-}
-
-/// New persisted seqno of a connection's vBucket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct PersistedTo {
-    pub(crate) on: ConnectionId,
-    pub(crate) vbid: Vbid,
-    pub(crate) vbuuid: Vbuuid,
-    /// Persisted seqno of all copies; 0 while one has another branch, or does not answer.
-    pub(crate) seqno: Seqno,
-}
 
 /// A vBucket whose stream is open.
 #[derive(Debug)]
@@ -83,8 +55,8 @@ impl Watched {
         on_all_disks(self.vbuuid, self.answers.iter().copied())
     }
 
-    /// Whether changes are unpersisted because copies have diverged: one of them is on another branch than the
-    /// stream, or does not know that one yet.
+    /// Whether changes are unpersisted because copies have diverged: one of them is on another branch
+    /// than the stream, or does not know that one yet.
     fn is_diverged(&self) -> bool {
         let differs = |(vbuuid, _): &(Vbuuid, Seqno)| *vbuuid != self.vbuuid;
         self.since.is_some() && self.answers.iter().flatten().any(differs)
@@ -110,19 +82,45 @@ struct Node {
     is_asked: bool,
 }
 
-/// A request to a node: vBuckets and their branches.
-pub(crate) type Question = Vec<(Vbid, Vbuuid)>;
+/// What a node is asked about: vBuckets and their branches.
+pub(super) type Branches = Vec<(Vbid, Vbuuid)>;
+
+/// Result of a request to a node.
+#[derive(Debug)]
+pub(super) enum Polled {
+    /// The node answered about its copies.
+    Answers { answers: Vec<(Vbid, Answer)>, is_map_old: bool },
+    /// The node could not be reached; a retry may help.
+    Lost(Error),
+    /// The node refuses such requests.
+    Refused(Error),
+}
+
+impl Polled {
+    /// Whether the map may be old: a copy is not where it should be, or its node has gone.
+    pub(super) const fn is_map_doubtful(&self) -> bool {
+        match self {
+            Self::Answers { is_map_old, .. } => *is_map_old,
+            Self::Lost(_) => true,
+            Self::Refused(_) => false,
+        }
+    }
+}
 
 /// Persisted seqnos of all copies of all vBuckets.
 #[derive(Debug, Default)]
-pub(crate) struct Persistence {
+pub(super) struct PersistenceWatch {
     vbuckets: BTreeMap<Vbid, Watched>,
     nodes: BTreeMap<Address, Node>,
+    /// Whether any node has reported persisted seqnos.
+    has_answered: bool,
+    /// Since when nodes have refused to, without an answer in between.
+    refused_since: Option<Instant>,
 }
 
-impl Persistence {
+impl PersistenceWatch {
     /// The stream of a vBucket is open on this connection and branch.
-    pub(crate) fn watch(
+    pub(super) fn watch(
         &mut self,
         vbid: Vbid,
         (on, vbuuid): (ConnectionId, Vbuuid),
@@ -140,7 +138,7 @@ impl Persistence {
     }
 
     /// A vBucket has unpersisted changes; its stream is on this connection and branch.
-    pub(crate) fn unpersisted(
+    pub(super) fn unpersisted(
         &mut self,
         vbid: Vbid,
         (on, vbuuid): (ConnectionId, Vbuuid),
@@ -171,7 +169,7 @@ impl Persistence {
     }
 
     /// Every change of a vBucket is persisted.
-    pub(crate) fn all_persisted(&mut self, vbid: Vbid, on: ConnectionId) {
+    pub(super) fn all_persisted(&mut self, vbid: Vbid, on: ConnectionId) {
         if let Some(watched) = self.vbuckets.get_mut(&vbid).filter(|watched| watched.on == on) {
             watched.since = None;
             watched.is_overdue = false;
@@ -179,19 +177,19 @@ impl Persistence {
     }
 
     /// A vBucket's stream ended.
-    pub(crate) fn forget(&mut self, vbid: Vbid, on: ConnectionId) {
+    pub(super) fn forget(&mut self, vbid: Vbid, on: ConnectionId) {
         if self.vbuckets.get(&vbid).is_some_and(|watched| watched.on == on) {
             self.vbuckets.remove(&vbid);
         }
     }
 
     /// A connection ended, and all streams on it.
-    pub(crate) fn forget_all(&mut self, on: ConnectionId) {
+    pub(super) fn forget_all(&mut self, on: ConnectionId) {
         self.vbuckets.retain(|_, watched| watched.on != on);
     }
 
     /// The cluster map has changed: resets vBuckets whose copies have changed.
-    pub(crate) fn follow(
+    pub(super) fn follow(
         &mut self,
         copies_of: impl Fn(Vbid) -> Vec<Option<Address>>,
         now: Instant,
@@ -220,35 +218,71 @@ impl Persistence {
     }
 
     /// Whether a node has a copy of some vBucket that is watched.
-    pub(crate) fn needs(&self, address: &Address) -> bool {
+    pub(super) fn needs(&self, address: &Address) -> bool {
         self.nodes.contains_key(address)
     }
 
     /// The requests that are due, by node. Each must be [answered](Self::answered).
-    pub(crate) fn due(&mut self, now: Instant) -> Vec<(Address, Question)> {
-        let mut questions = Vec::new();
+    pub(super) fn due(&mut self, now: Instant) -> Vec<(Address, Branches)> {
+        let mut requests = Vec::new();
         for (address, node) in &mut self.nodes {
             if node.is_asked || node.due > now {
                 continue;
             }
-            let question: Question = concerning(&self.vbuckets, address).collect();
-            if !question.is_empty() {
+            let branches: Branches = concerning(&self.vbuckets, address).collect();
+            if !branches.is_empty() {
                 node.is_asked = true;
-                questions.push((address.clone(), question));
+                requests.push((address.clone(), branches));
             }
         }
-        questions
+        requests
     }
 
     /// When the next request is due.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let waits = |address: &Address| concerning(&self.vbuckets, address).next().is_some();
         let idle = self.nodes.iter().filter(|(_, node)| !node.is_asked);
         idle.filter(|(address, _)| waits(address)).map(|(_, node)| node.due).min()
     }
 
+    /// Handles the result of a request. Refusals are tolerated until `retry_timeout` if any node has
+    /// answered before: as with streams, it may answer again.
+    ///
+    /// # Errors
+    /// The refusal that ends the stream.
+    pub(super) fn polled(
+        &mut self,
+        address: &Address,
+        polled: Polled,
+        retry_timeout: Duration,
+        now: Instant,
+    ) -> Result<Vec<PersistedTo>, Error> {
+        match polled {
+            Polled::Answers { answers, .. } => {
+                (self.has_answered, self.refused_since) = (true, None);
+                return Ok(self.answered(address, Some(&answers), now));
+            }
+            Polled::Lost(error) => {
+                let error = Chain(&error);
+                tracing::debug!(target: PERSISTENCE, %address, %error,
+                    "a node did not report its persisted seqnos");
+            }
+            Polled::Refused(error) => {
+                let since = *self.refused_since.get_or_insert(now);
+                let refused = now.saturating_duration_since(since);
+                if !self.has_answered || refused >= retry_timeout {
+                    return Err(error);
+                }
+                let error = Chain(&error);
+                tracing::warn!(target: PERSISTENCE, %address, %error,
+                    "a node refuses to report its persisted seqnos");
+            }
+        }
+        Ok(self.answered(address, None, now))
+    }
+
     /// Handles a node's answer; without one, the state of its copies is unknown.
-    pub(crate) fn answered(
+    fn answered(
         &mut self,
         address: &Address,
         answers: Option<&[(Vbid, Answer)]>,
@@ -293,19 +327,19 @@ impl Persistence {
     }
 
     /// Seqno that all copies of a vBucket have persisted; `None` if it is not watched.
-    pub(crate) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
+    pub(super) fn persisted(&self, vbid: Vbid) -> Option<Seqno> {
         Some(self.vbuckets.get(&vbid)?.persisted_to)
     }
 
     /// Since when a vBucket has unpersisted changes, if it has, and whether its copies have diverged.
-    pub(crate) fn unpersisted_since(&self, vbid: Vbid) -> (Option<Instant>, bool) {
+    pub(super) fn unpersisted_since(&self, vbid: Vbid) -> (Option<Instant>, bool) {
         let watched = self.vbuckets.get(&vbid);
         watched.map_or((None, false), |watched| (watched.since, watched.is_diverged()))
     }
 
     /// vBuckets whose active copy has left the branch of unpersisted changes, so that these will
     /// never be persisted, and their connections. They are removed: their streams must be reopened.
-    pub(crate) fn left_behind(&mut self, now: Instant) -> Vec<(Vbid, ConnectionId)> {
+    pub(super) fn left_behind(&mut self, now: Instant) -> Vec<(Vbid, ConnectionId)> {
         let left_behind = |(&vbid, watched): (&Vbid, &Watched)| {
             let waits = now.saturating_duration_since(watched.since?);
             let (vbuuid, _) = watched.answers.first().copied().flatten()?;
@@ -320,7 +354,7 @@ impl Persistence {
     }
 
     /// vBuckets whose changes stay unpersisted for too long, once each, and for how long.
-    pub(crate) fn overdue(&mut self, now: Instant) -> Vec<(Vbid, Duration)> {
+    pub(super) fn overdue(&mut self, now: Instant) -> Vec<(Vbid, Duration)> {
         let overdue = |(&vbid, watched): (&Vbid, &mut Watched)| {
             let waits = now.saturating_duration_since(watched.since?);
             let is_new = waits >= OVERDUE && !watched.is_overdue;

@@ -20,13 +20,13 @@ fn position() -> Box<StreamPosition> {
     Box::new(StreamPosition::new(Position::EARLIEST))
 }
 
-fn one(now: Instant) -> Reconciler {
+fn one(now: Instant) -> Placement {
     one_with(PATIENCE, now)
 }
 
-fn one_with(patience: Duration, now: Instant) -> Reconciler {
+fn one_with(patience: Duration, now: Instant) -> Placement {
     let vbuckets = [(VB, Seqno::MAX, *position())];
-    Reconciler::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
+    Placement::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
 }
 
 fn cause() -> Arc<Error> {
@@ -34,25 +34,25 @@ fn cause() -> Arc<Error> {
 }
 
 /// One vBucket that streams on `ON`.
-fn streaming(now: Instant) -> Reconciler {
-    let mut reconciler = one(now);
-    reopen(&mut reconciler, now);
-    reconciler
+fn streaming(now: Instant) -> Placement {
+    let mut placement = one(now);
+    reopen(&mut placement, now);
+    placement
 }
 
-fn reopen(reconciler: &mut Reconciler, now: Instant) {
-    assert_eq!(reconciler.due(now), [VB]);
-    reconciler.assign(VB, ON);
-    assert!(reconciler.requesting().contains(&ON));
-    assert_eq!(reconciler.take_requests(ON).len(), 1);
-    assert_eq!(reconciler.take_requests(ON).len(), 0, "asked for once");
-    assert!(reconciler.requesting().is_empty());
-    reconciler.opened(VB, ON, now);
+fn reopen(placement: &mut Placement, now: Instant) {
+    assert_eq!(placement.due(now), [VB]);
+    placement.assign(VB, ON);
+    assert!(placement.requesting().contains(&ON));
+    assert_eq!(placement.take_requests(ON).len(), 1);
+    assert_eq!(placement.take_requests(ON).len(), 0, "asked for once");
+    assert!(placement.requesting().is_empty());
+    placement.opened(VB, ON, now);
 }
 
-fn counts(reconciler: &Reconciler) -> [usize; 5] {
+fn counts(placement: &Placement) -> [usize; 5] {
     let mut stats = StreamStats::default();
-    reconciler.count(&mut stats);
+    placement.count(&mut stats);
     [stats.opening, stats.streaming, stats.backing_off, stats.complete, stats.failed]
 }
 
@@ -73,25 +73,25 @@ use Expected::{Complete, Doubted, Fatal, Later, Moved, Soon};
 
 fn verdict(cause: EndCause) -> Expected {
     let now = now();
-    let mut reconciler = streaming(now);
-    let verdict = reconciler.ended(VB, ON, cause, position(), now);
-    let wait = reconciler.deadline().map(|at| at - now);
+    let mut placement = streaming(now);
+    let verdict = placement.ended(VB, ON, cause, position(), now);
+    let wait = placement.deadline().map(|at| at - now);
     match verdict {
         Verdict::Complete => {
-            assert_eq!(counts(&reconciler), [0, 0, 0, 1, 0]);
+            assert_eq!(counts(&placement), [0, 0, 0, 1, 0]);
             Complete
         }
         Verdict::Fatal(error) => {
-            assert_eq!(counts(&reconciler), [0, 0, 0, 0, 1]);
+            assert_eq!(counts(&placement), [0, 0, 0, 0, 1]);
             assert_eq!(error.vbid(), Some(VB));
             Fatal(error.kind())
         }
         Verdict::FilterRefused => {
-            assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0]);
+            assert_eq!(counts(&placement), [0, 0, 1, 0, 0]);
             Doubted
         }
         Verdict::Retry { fetch_map } => {
-            assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0]);
+            assert_eq!(counts(&placement), [0, 0, 1, 0, 0]);
             let soon = wait.unwrap() <= Duration::from_millis(50);
             if fetch_map {
                 Moved
@@ -160,11 +160,11 @@ fn what_is_refused_before_anything_streamed_is_refused_for_good() {
         [(Status::EACCESS, ErrorKind::AccessDenied), (Status::KEY_ENOENT, ErrorKind::Status)]
     {
         let at = now();
-        let mut reconciler = one(at);
-        reconciler.assign(VB, ON);
-        reconciler.take_requests(ON);
+        let mut placement = one(at);
+        placement.assign(VB, ON);
+        placement.take_requests(ON);
         let refused = OpenStreamError::Refused { status, manifest_uid: None };
-        let verdict = reconciler.ended(VB, ON, EndCause::Refused(refused), position(), at);
+        let verdict = placement.ended(VB, ON, EndCause::Refused(refused), position(), at);
         let Verdict::Fatal(error) = verdict else { panic!("{verdict:?}") };
         assert_eq!((error.kind(), error.status()), (kind, Some(status)));
     }
@@ -173,10 +173,10 @@ fn what_is_refused_before_anything_streamed_is_refused_for_good() {
 #[test]
 fn what_was_refused_for_too_long_is_told_with_its_kind() {
     let at = now();
-    let mut reconciler = streaming(at);
+    let mut placement = streaming(at);
     let refused = OpenStreamError::Refused { status: Status::EACCESS, manifest_uid: None };
-    reconciler.ended(VB, ON, EndCause::Refused(refused), position(), at);
-    let (vbid, idle, cause) = reconciler.stalled(at + PATIENCE).unwrap();
+    placement.ended(VB, ON, EndCause::Refused(refused), position(), at);
+    let (vbid, idle, cause) = placement.stalled(at + PATIENCE).unwrap();
     let error = Error::out_of_reach(vbid, idle, cause);
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::AccessDenied, Some(VB)));
     assert!(error.to_string().contains("EACCESS"), "{error}");
@@ -203,157 +203,145 @@ fn a_vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
     let at = now();
     let status = Status::UNKNOWN_COLLECTION;
     let refused = || EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
-    let mut reconciler = one(at);
-    reconciler.assign(VB, ON);
-    reconciler.take_requests(ON);
-    let verdict = reconciler.ended(VB, ON, refused(), position(), at);
+    let mut placement = one(at);
+    placement.assign(VB, ON);
+    placement.take_requests(ON);
+    let verdict = placement.ended(VB, ON, refused(), position(), at);
     assert!(matches!(verdict, Verdict::FilterRefused), "{verdict:?}");
-    assert!(!reconciler.complete_refused(), "it never streamed: the filter was wrong");
-    let mut reconciler = streaming(at);
-    assert!(reconciler.complete_refused());
-    assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0], "what streams ends by itself");
-    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
-    assert!(reconciler.complete_refused());
-    assert_eq!(counts(&reconciler), [0, 0, 1, 0, 0], "it is opened again for another reason");
+    assert!(!placement.complete_refused(), "it never streamed: the filter was wrong");
+    let mut placement = streaming(at);
+    assert!(placement.complete_refused());
+    assert_eq!(counts(&placement), [0, 1, 0, 0, 0], "what streams ends by itself");
+    placement.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
+    assert!(placement.complete_refused());
+    assert_eq!(counts(&placement), [0, 0, 1, 0, 0], "it is opened again for another reason");
     let later = at + Duration::from_secs(60);
-    assert_eq!(reconciler.due(later), [VB]);
-    reconciler.assign(VB, ON);
-    reconciler.ended(VB, ON, refused(), position(), later);
-    assert!(reconciler.complete_refused());
-    assert_eq!(counts(&reconciler), [0, 0, 0, 1, 0]);
+    assert_eq!(placement.due(later), [VB]);
+    placement.assign(VB, ON);
+    placement.ended(VB, ON, refused(), position(), later);
+    assert!(placement.complete_refused());
+    assert_eq!(counts(&placement), [0, 0, 0, 1, 0]);
 }
 
 #[test]
 fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
     let mut at = now();
-    let mut reconciler = streaming(at);
+    let mut placement = streaming(at);
     let mut waits = Vec::new();
     for _ in 0..6 {
-        reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
-        waits.push(reconciler.deadline().unwrap() - at);
-        at = reconciler.deadline().unwrap();
-        reopen(&mut reconciler, at);
+        placement.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
+        waits.push(placement.deadline().unwrap() - at);
+        at = placement.deadline().unwrap();
+        reopen(&mut placement, at);
     }
     // Each is at least half of its full length, and full lengths double.
     assert!(waits[5] > waits[0] * 8, "{waits:?}");
     at += SETTLED;
-    reconciler.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
-    assert!(reconciler.deadline().unwrap() - at <= Duration::from_millis(50));
+    placement.ended(VB, ON, EndCause::Ended(StreamEndReason::SLOW), position(), at);
+    assert!(placement.deadline().unwrap() - at <= Duration::from_millis(50));
 }
 
 #[test]
 fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     let now = now();
     let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
-    let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
-    assert_eq!(reconciler.due(now).len(), 3);
-    reconciler.assign(Vbid(0), ON);
-    reconciler.take_requests(ON);
-    reconciler.opened(Vbid(0), ON, now);
-    reconciler.assign(Vbid(1), ON);
-    reconciler.assign(Vbid(2), ConnectionId(2));
-    assert_eq!(counts(&reconciler), [2, 1, 0, 0, 0]);
-    reconciler.lost(ON, vec![(Vbid(0), *position())], &cause(), now);
-    assert_eq!(counts(&reconciler), [1, 0, 2, 0, 0], "the other connection is not concerned");
-    assert!(reconciler.check(|id| id == ConnectionId(2)).is_ok());
+    let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
+    assert_eq!(placement.due(now).len(), 3);
+    placement.assign(Vbid(0), ON);
+    placement.take_requests(ON);
+    placement.opened(Vbid(0), ON, now);
+    placement.assign(Vbid(1), ON);
+    placement.assign(Vbid(2), ConnectionId(2));
+    assert_eq!(counts(&placement), [2, 1, 0, 0, 0]);
+    placement.lost(ON, vec![(Vbid(0), *position())], &cause(), now);
+    assert_eq!(counts(&placement), [1, 0, 2, 0, 0], "the other connection is not concerned");
+    assert!(placement.check(|id| id == ConnectionId(2)).is_ok());
 }
 
 #[test]
 fn what_an_old_connection_reports_changes_nothing() {
     let now = now();
-    let mut reconciler = streaming(now);
+    let mut placement = streaming(now);
     let old = ConnectionId(0);
-    reconciler.ended(VB, old, EndCause::Complete, position(), now);
-    reconciler.lost(old, vec![(VB, *position())], &cause(), now);
-    reconciler.opened(VB, old, now);
-    assert_eq!(counts(&reconciler), [0, 1, 0, 0, 0]);
+    placement.ended(VB, old, EndCause::Complete, position(), now);
+    placement.lost(old, vec![(VB, *position())], &cause(), now);
+    placement.opened(VB, old, now);
+    assert_eq!(counts(&placement), [0, 1, 0, 0, 0]);
 }
 
 #[test]
 fn a_vbucket_without_a_stream_for_too_long_is_told() {
     let start = now();
-    let mut reconciler = one(start);
-    assert!(reconciler.stalled(start + PATIENCE - Duration::from_secs(1)).is_none());
-    assert!(reconciler.deadline().unwrap() <= start + PATIENCE);
+    let mut placement = one(start);
+    assert!(placement.stalled(start + PATIENCE - Duration::from_secs(1)).is_none());
+    assert!(placement.deadline().unwrap() <= start + PATIENCE);
     let mut at = start;
     while at < start + PATIENCE {
-        reconciler.postpone(VB, Some(cause()), at);
+        placement.postpone(VB, Some(cause()), at);
         at += Duration::from_secs(10);
     }
-    let (vbid, idle, last) = reconciler.stalled(at).unwrap();
+    let (vbid, idle, last) = placement.stalled(at).unwrap();
     assert_eq!((vbid, idle), (VB, at - start));
     assert_eq!(last.unwrap().to_string(), "no route to host");
-    reopen(&mut reconciler, at + Duration::from_secs(20));
-    assert!(reconciler.stalled(at + PATIENCE * 2).is_none(), "a stream counts from its last end");
+    reopen(&mut placement, at + Duration::from_secs(20));
+    assert!(placement.stalled(at + PATIENCE * 2).is_none(), "a stream counts from its last end");
 }
 
 #[test]
 fn without_patience_the_first_attempt_is_made_and_the_first_failure_ends_the_stream() {
     let start = now();
-    let mut reconciler = one_with(Duration::ZERO, start);
-    assert!(reconciler.stalled(start + Duration::from_secs(1)).is_none(), "it is not made yet");
-    reopen(&mut reconciler, start + Duration::from_secs(1));
-    assert!(reconciler.stalled(start + PATIENCE).is_none(), "it streams");
+    let mut placement = one_with(Duration::ZERO, start);
+    assert!(placement.stalled(start + Duration::from_secs(1)).is_none(), "it is not made yet");
+    reopen(&mut placement, start + Duration::from_secs(1));
+    assert!(placement.stalled(start + PATIENCE).is_none(), "it streams");
 
     // One that is closed in order to be moved has not failed.
     let later = start + PATIENCE;
-    reconciler.ended(VB, ON, EndCause::Closed, position(), later);
-    assert!(reconciler.stalled(later).is_none());
-    let due = reconciler.deadline().unwrap();
-    reopen(&mut reconciler, due);
-    reconciler.lost(ON, vec![(VB, *position())], &cause(), later);
-    let (_, _, last) = reconciler.stalled(later).unwrap();
+    placement.ended(VB, ON, EndCause::Closed, position(), later);
+    assert!(placement.stalled(later).is_none());
+    let due = placement.deadline().unwrap();
+    reopen(&mut placement, due);
+    placement.lost(ON, vec![(VB, *position())], &cause(), later);
+    let (_, _, last) = placement.stalled(later).unwrap();
     assert_eq!(last.unwrap().kind(), ErrorKind::Connect);
 
-    let mut reconciler = one_with(Duration::ZERO, start);
-    reconciler.assign(VB, ON);
-    assert!(reconciler.stalled(start + ATTEMPT).is_some(), "an attempt that has no end");
+    let mut placement = one_with(Duration::ZERO, start);
+    placement.assign(VB, ON);
+    assert!(placement.stalled(start + ATTEMPT).is_some(), "an attempt that has no end");
 }
 
 #[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "is on a connection that no longer exists"))]
 fn a_forgotten_vbucket_is_found() {
-    let mut reconciler = streaming(now());
-    let error = reconciler.check(|_| false).unwrap_err();
+    let mut placement = streaming(now());
+    let error = placement.check(|_| false).unwrap_err();
     assert_eq!(error.vbid(), Some(VB));
 }
 
-fn progress(seqno: u64, high_seqno: u64) -> Progress {
-    Progress {
-        vbid: VB,
-        seqno: Seqno(seqno),
-        high_seqno: Seqno(high_seqno),
-        is_held_up: false,
-        has_lost_end: false,
-    }
-}
-
 #[test]
-fn a_vbucket_that_lags_without_progress_is_told_once() {
-    let start = now();
-    let mut reconciler = streaming(start);
-    let at = |seconds| start + Duration::from_secs(seconds);
-    assert_eq!(reconciler.progressed(progress(5, 9), at(0)), None);
-    assert_eq!(reconciler.progressed(progress(5, 9), at(59)), None);
-    let still = Some(Duration::from_secs(60));
-    assert_eq!(reconciler.progressed(progress(5, 12), at(60)), still);
-    assert_eq!(reconciler.progressed(progress(5, 12), at(200)), None, "told once");
-    assert_eq!(reconciler.progressed(progress(6, 12), at(210)), None, "it has moved");
-    assert_eq!(reconciler.progressed(progress(6, 12), at(270)), still, "and stands again");
-}
-
-#[test]
-fn a_vbucket_that_waits_for_the_application_or_for_nothing_does_not_lag() {
-    let start = now();
-    let mut reconciler = streaming(start);
-    let later = start + Duration::from_secs(600);
-    let held_up = Progress { is_held_up: true, ..progress(5, 9) };
-    for nothing in [held_up, progress(9, 9)] {
-        assert_eq!(reconciler.progressed(progress(5, 9), start), None);
-        assert_eq!(reconciler.progressed(nothing, start), None);
-        assert_eq!(reconciler.progressed(progress(5, 9), later), None, "{nothing:?}");
-        reconciler.progressed(progress(9, 9), later);
+fn a_new_map_moves_streams_once_they_are_closed_and_what_is_not_requested_at_once() {
+    let now = now();
+    let vbuckets = (0..5).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
+    let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
+    let other = ConnectionId(2);
+    let node = |port| Address { host: "node".to_owned(), port };
+    for (vbid, on) in [(0, ON), (1, other), (2, ON)] {
+        placement.assign(Vbid(vbid), on);
     }
+    placement.take_requests(ON);
+    placement.take_requests(other);
+    placement.opened(Vbid(0), ON, now);
+    placement.opened(Vbid(1), other, now);
+    placement.assign(Vbid(3), ON);
+    // All are active on a node that has the other connection, but for one that is on none.
+    let home = |vbid: Vbid| (vbid != Vbid(2)).then(|| (node(2), Some(other)));
+    let misplaced = placement.follow_map(home, now);
+    assert_eq!(misplaced, [Misplaced { vbid: Vbid(0), on: ON, to: node(2) }]);
+    assert_eq!(placement.due(now), [Vbid(3), Vbid(4)]);
+    assert_eq!(placement.placed().len(), 3, "streams stay until they have ended");
+    // Its node has no connection yet.
+    let misplaced = placement.follow_map(|_| Some((node(3), None)), now);
+    assert_eq!(misplaced.len(), 3);
 }
 
 /// Something that happens to a vBucket or a connection.
@@ -389,39 +377,39 @@ proptest! {
     ) {
         let mut now = now();
         let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
-        let mut reconciler = Reconciler::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
+        let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
         for happening in happenings {
             match happening {
                 Happening::Place(on) => {
-                    for vbid in reconciler.due(now) {
-                        reconciler.assign(vbid, ConnectionId(on));
+                    for vbid in placement.due(now) {
+                        placement.assign(vbid, ConnectionId(on));
                     }
-                    reconciler.take_requests(ConnectionId(on));
+                    placement.take_requests(ConnectionId(on));
                 }
-                Happening::Open(vbid, on) => reconciler.opened(Vbid(vbid), ConnectionId(on), now),
+                Happening::Open(vbid, on) => placement.opened(Vbid(vbid), ConnectionId(on), now),
                 Happening::End(vbid, on, reason) => {
                     let cause = EndCause::Ended(StreamEndReason(reason));
                     let on = ConnectionId(on);
-                    let _ = reconciler.ended(Vbid(vbid), on, cause, position(), now);
+                    let _ = placement.ended(Vbid(vbid), on, cause, position(), now);
                 }
                 Happening::Lose(on) => {
                     let on = ConnectionId(on);
-                    let there = reconciler.placed().into_iter().filter(|placed| placed.1 == on);
+                    let there = placement.placed().into_iter().filter(|placed| placed.1 == on);
                     let streams = there.map(|(vbid, _)| (vbid, *position())).collect();
-                    reconciler.lost(on, streams, &cause(), now);
-                    prop_assert!(reconciler.placed().iter().all(|placed| placed.1 != on));
+                    placement.lost(on, streams, &cause(), now);
+                    prop_assert!(placement.placed().iter().all(|placed| placed.1 != on));
                 }
                 Happening::Unreachable(on) => {
-                    reconciler.unreachable(ConnectionId(on), &cause(), now);
+                    placement.unreachable(ConnectionId(on), &cause(), now);
                 }
-                Happening::Postpone(vbid) => reconciler.postpone(Vbid(vbid), None, now),
+                Happening::Postpone(vbid) => placement.postpone(Vbid(vbid), None, now),
                 Happening::Wait(millis) => now += Duration::from_millis(millis),
             }
-            prop_assert_eq!(counts(&reconciler).iter().sum::<usize>(), 4);
-            prop_assert!(reconciler.check(|_| true).is_ok());
-            for (vbid, state, _) in reconciler.states() {
-                let placed = reconciler.connection_of(vbid).is_some();
-                let waits = reconciler.wait_of(vbid, now).is_some();
+            prop_assert_eq!(counts(&placement).iter().sum::<usize>(), 4);
+            prop_assert!(placement.check(|_| true).is_ok());
+            for (vbid, state) in placement.states() {
+                let placed = placement.connection_of(vbid).is_some();
+                let waits = placement.wait_of(vbid, now).is_some();
                 let on_its_way = placed || waits;
                 let is_final = matches!(state, VbucketState::Complete | VbucketState::Failed);
                 prop_assert!(on_its_way != is_final, "{} is {:?}", vbid, state);

@@ -5,6 +5,7 @@ use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Status, Vbid};
 
 use crate::retry::Backoff;
+use crate::stream_task::log::RECONCILER;
 use crate::{Error, ErrorKind};
 
 /// What to do after an end.
@@ -50,7 +51,8 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
         | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
         StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
         StreamEndReason::FILTER_EMPTY => {
-            tracing::warn!(%vbid, "everything in the filter was dropped: the stream ends");
+            tracing::warn!(target: RECONCILER, %vbid,
+                "everything in the filter was dropped: the stream ends");
             Decision::Complete
         }
         StreamEndReason::LOST_PRIVILEGES => {

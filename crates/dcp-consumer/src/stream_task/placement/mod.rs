@@ -1,4 +1,4 @@
-//! The states of a stream's vBuckets: a value, without tasks or IO.
+//! Where vBuckets are placed: the state of each, its connection, and when it is opened next.
 
 mod decisions;
 
@@ -7,21 +7,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::consumer::{EndCause, StreamPosition};
+use dcp_proto::topology::Address;
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 
 use self::decisions::{Decision, decide, failure};
 use crate::connect::ConnectionId;
-use crate::driver::Progress;
 use crate::retry::Backoff;
+use crate::stream_task::log::RECONCILER;
 use crate::{Error, ErrorKind, StreamStats, VbucketState};
 
 /// How long a stream must have lived so that its end does not count as a consecutive failure.
 pub(crate) const SETTLED: Duration = Duration::from_secs(10);
-
-/// How long a vBucket may make no progress while the server has more changes and the application
-/// waits. Servers are known to hold back the last change of a quiet vBucket until the next one.
-const STILL: Duration = Duration::from_secs(60);
 
 /// State of a vBucket. Each is in exactly one of these states, and every state that is not final
 /// has a connection or a time that ends it.
@@ -54,10 +51,6 @@ struct Entry {
     idle_since: Option<Instant>,
     /// The last failure since then; `None` during a first attempt.
     cause: Option<Arc<Error>>,
-    /// Highest known seqno of the server.
-    high_seqno: Option<Seqno>,
-    /// If it is behind the server: its seqno, since when, and whether that was reported.
-    still: Option<(Seqno, Instant, bool)>,
 }
 
 /// What to do after a stream ended.
@@ -73,9 +66,18 @@ pub(crate) enum Verdict {
     Fatal(Error),
 }
 
+/// A stream on a node on which its vBucket is no longer active.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Misplaced {
+    pub(super) vbid: Vbid,
+    pub(super) on: ConnectionId,
+    /// The node on which it is active.
+    pub(super) to: Address,
+}
+
 /// All vBuckets of a stream.
 #[derive(Debug)]
-pub(crate) struct Reconciler {
+pub(crate) struct Placement {
     vbuckets: BTreeMap<Vbid, Entry>,
     /// How long a vBucket may be without a stream.
     patience: Duration,
@@ -86,7 +88,7 @@ pub(crate) struct Reconciler {
     randomness: StdRng,
 }
 
-impl Reconciler {
+impl Placement {
     /// A stream of these vBuckets; each is due at once.
     pub(crate) fn new(
         vbuckets: impl IntoIterator<Item = (Vbid, Seqno, StreamPosition)>,
@@ -149,9 +151,28 @@ impl Reconciler {
         };
     }
 
+    /// The cluster map has changed. `home` gives the node on which a vBucket is active and its
+    /// connection, if it has one. vBuckets that were not requested from the wrong node yet are due
+    /// at once; returns those whose streams must be closed there, which are reopened once they have
+    /// ended.
+    pub(super) fn follow_map(
+        &mut self,
+        home: impl Fn(Vbid) -> Option<(Address, Option<ConnectionId>)>,
+        now: Instant,
+    ) -> Vec<Misplaced> {
+        let mut misplaced = Vec::new();
+        for (vbid, on) in self.placed() {
+            let Some((to, right)) = home(vbid) else { continue };
+            if right != Some(on) && !self.recall(vbid, now) {
+                misplaced.push(Misplaced { vbid, on, to });
+            }
+        }
+        misplaced
+    }
+
     /// Takes a vBucket back from a connection on which its stream was not requested yet, so that it
     /// is due at once; `false` if it was requested.
-    pub(crate) fn recall(&mut self, vbid: Vbid, now: Instant) -> bool {
+    fn recall(&mut self, vbid: Vbid, now: Instant) -> bool {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return false };
         let State::Opening { from, .. } = &mut entry.state else { return false };
         let Some(from) = from.take() else { return false };
@@ -275,7 +296,8 @@ impl Reconciler {
             }
             Decision::Moved => (Backoff::SHORT, true),
         };
-        tracing::debug!(%vbid, ?cause, attempts = entry.attempts, "a stream will be opened again");
+        tracing::debug!(target: RECONCILER, %vbid, ?cause, attempts = entry.attempts,
+            "a stream will be opened again");
         entry.back_off(backoff, from, now, &mut self.randomness);
         Verdict::Retry { fetch_map }
     }
@@ -368,9 +390,14 @@ impl Reconciler {
         Ok(())
     }
 
-    /// The state of every vBucket, and the highest known seqno of the server.
-    pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState, Option<Seqno>)> {
-        self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state(), entry.high_seqno))
+    /// The state of every vBucket, ascending.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState)> {
+        self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state()))
+    }
+
+    /// The seqno at which a vBucket ends; [`Seqno::MAX`] if it has no end.
+    pub(crate) fn end_seqno(&self, vbid: Vbid) -> Seqno {
+        self.vbuckets.get(&vbid).map_or(Seqno::MAX, |entry| entry.end_seqno)
     }
 
     /// Whether any vBucket is streaming.
@@ -386,35 +413,11 @@ impl Reconciler {
         }
     }
 
-    /// Notes the progress of a streaming vBucket. Returns how long it has made none, if that is too
-    /// long and was not reported yet.
-    pub(crate) fn progressed(&mut self, progress: Progress, now: Instant) -> Option<Duration> {
-        let entry = self.vbuckets.get_mut(&progress.vbid)?;
-        // The newest answer counts: after a failover it may be lower.
-        entry.high_seqno = Some(progress.high_seqno);
-        if progress.seqno >= progress.high_seqno.min(entry.end_seqno) || progress.is_held_up {
-            entry.still = None;
-            return None;
-        }
-        match &mut entry.still {
-            Some((seqno, since, told)) if *seqno == progress.seqno => {
-                let still = now.saturating_duration_since(*since);
-                let is_due = still >= STILL && !std::mem::replace(told, still >= STILL);
-                is_due.then_some(still)
-            }
-            still => {
-                *still = Some((progress.seqno, now, false));
-                None
-            }
-        }
-    }
-
     /// Checks that a vBucket still has an end that existed.
     ///
     /// # Errors
     /// [`ErrorKind::Rollback`] if the server has less.
-    pub(crate) fn check_end(&self, progress: Progress) -> Result<(), Error> {
-        let Progress { vbid, high_seqno, .. } = progress;
+    pub(crate) fn check_end(&self, vbid: Vbid, high_seqno: Seqno) -> Result<(), Error> {
         match self.vbuckets.get(&vbid) {
             Some(entry) if entry.end_seqno != Seqno::MAX => {
                 check_end(vbid, entry.end_seqno, high_seqno)
@@ -450,8 +453,6 @@ impl Entry {
             is_refused: false,
             idle_since: None,
             cause: None,
-            high_seqno: None,
-            still: None,
         }
     }
 

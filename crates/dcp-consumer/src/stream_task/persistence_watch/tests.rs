@@ -16,14 +16,14 @@ fn now() -> Instant {
     Instant::now()
 }
 
-fn waiting(ports: &[u16], now: Instant) -> Persistence {
-    let mut persistence = Persistence::default();
+fn waiting(ports: &[u16], now: Instant) -> PersistenceWatch {
+    let mut persistence = PersistenceWatch::default();
     persistence.unpersisted(VB, (ON, BRANCH), copies(ports), now);
     persistence
 }
 
 fn says(
-    persistence: &mut Persistence,
+    persistence: &mut PersistenceWatch,
     port: u16,
     vbuuid: Vbuuid,
     seqno: u64,
@@ -112,7 +112,7 @@ fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
 #[test]
 fn each_copy_is_asked_once_about_a_stream_that_was_opened() {
     let start = now();
-    let mut persistence = Persistence::default();
+    let mut persistence = PersistenceWatch::default();
     persistence.watch(VB, (ON, BRANCH), copies(&[1, 2]), start);
     assert_eq!(persistence.unpersisted_since(VB), (None, false));
     let mut due = persistence.due(start);
@@ -174,4 +174,40 @@ fn it_is_shown_since_when_changes_wait_and_that_copies_differ() {
     persistence.all_persisted(VB, ON);
     assert_eq!(persistence.unpersisted_since(VB), (None, false));
     assert_eq!(persistence.unpersisted_since(Vbid(4)), (None, false));
+}
+
+fn refusal() -> Polled {
+    Polled::Refused(Error::new(crate::ErrorKind::AccessDenied, "the user may not"))
+}
+
+fn answers(seqno: u64) -> Polled {
+    Polled::Answers { answers: vec![(VB, Some((BRANCH, Seqno(seqno))))], is_map_old: false }
+}
+
+#[test]
+fn a_refusal_before_any_answer_ends_the_stream_and_later_ones_after_the_retry_timeout() {
+    let (start, retry_timeout) = (now(), Duration::from_secs(300));
+    let mut persistence = waiting(&[1], start);
+    let node = address(1);
+    let refused = persistence.polled(&node, refusal(), retry_timeout, start);
+    assert_eq!(refused.unwrap_err().kind(), crate::ErrorKind::AccessDenied);
+
+    let mut persistence = waiting(&[1], start);
+    let mut polled = |polled, at| persistence.polled(&node, polled, retry_timeout, start + at);
+    assert_eq!(polled(answers(9), Duration::ZERO).unwrap().len(), 1);
+    let withdrawn = polled(refusal(), Duration::ZERO).unwrap();
+    assert_eq!(withdrawn[0].seqno, Seqno::ZERO, "the copy is unknown");
+    let last = retry_timeout - Duration::from_secs(1);
+    assert!(polled(refusal(), last).is_ok());
+    assert!(polled(answers(9), last).is_ok());
+    assert!(polled(refusal(), retry_timeout).is_ok(), "it has answered in between");
+    assert!(polled(refusal(), retry_timeout * 2).is_err());
+}
+
+#[test]
+fn nodes_that_are_lost_or_no_longer_have_a_copy_put_the_map_in_doubt() {
+    let lost = Polled::Lost(Error::new(crate::ErrorKind::ConnectionLost, "it broke"));
+    assert!(lost.is_map_doubtful() && !refusal().is_map_doubtful());
+    assert!(!answers(9).is_map_doubtful());
+    assert!(Polled::Answers { answers: vec![(VB, None)], is_map_old: true }.is_map_doubtful());
 }

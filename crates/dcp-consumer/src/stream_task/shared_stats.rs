@@ -1,13 +1,13 @@
 //! Figures of a stream that are shared between its task and the application.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::{CollectionId, Seqno, Vbid};
 use tokio::sync::Notify;
 
-use super::lag::{Freshness, KnownCollections};
 use crate::events::EventLog;
 use crate::queue::Link;
 use crate::{StreamStats, VbucketState};
@@ -27,6 +27,18 @@ pub(crate) struct KnownVbucket {
     pub(crate) is_diverged: bool,
 }
 
+/// Result of a round for one collection.
+#[derive(Debug, Default)]
+pub(crate) struct KnownCollection {
+    /// Its name as `scope.collection`.
+    pub(crate) name: String,
+    /// Its highest seqno in the vBuckets whose nodes have answered.
+    pub(crate) seqnos: BTreeMap<Vbid, Seqno>,
+}
+
+/// By collection.
+pub(crate) type KnownCollections = BTreeMap<CollectionId, KnownCollection>;
+
 /// Figures of a stream, written by its task and read by the application.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats {
@@ -37,7 +49,7 @@ pub(crate) struct SharedStats {
     wants_collections: AtomicBool,
     freshness: Mutex<Freshness>,
     /// The application has read outdated figures.
-    look: Notify,
+    stale_read: Notify,
     pub(crate) events: EventLog,
 }
 
@@ -63,26 +75,26 @@ impl SharedStats {
     }
 
     /// Triggers new requests if the last ones were long ago.
-    pub(crate) fn look(&self, now: Instant) {
+    pub(crate) fn refresh(&self, now: Instant) {
         if self.freshness.lock().unwrap_or_else(PoisonError::into_inner).is_stale(now) {
-            self.look.notify_one();
+            self.stale_read.notify_one();
         }
     }
 
     /// Waits until the application reads outdated figures.
-    pub(super) async fn looked_at(&self) {
-        self.look.notified().await;
+    pub(super) async fn stale_read(&self) {
+        self.stale_read.notified().await;
     }
 
     /// Notes that high seqnos were requested.
-    pub(super) fn asked(&self, now: Instant, interval: Duration) {
-        self.freshness.lock().unwrap_or_else(PoisonError::into_inner).asked(now, interval);
+    pub(super) fn requested(&self, now: Instant, interval: Duration) {
+        self.freshness.lock().unwrap_or_else(PoisonError::into_inner).requested(now, interval);
     }
 
     /// Seqnos of collections; they are requested from the first call on.
     pub(crate) fn collections<T>(&self, read: impl FnOnce(&KnownCollections) -> T) -> T {
         if !self.wants_collections.swap(true, Ordering::Relaxed) {
-            self.look.notify_one();
+            self.stale_read.notify_one();
         }
         read(&self.collections.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -108,5 +120,44 @@ impl SharedStats {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (stats, links) = &mut *inner;
         change(stats, links);
+    }
+}
+
+/// When reading figures triggers new requests to nodes.
+#[derive(Debug, Default)]
+struct Freshness {
+    stale_from: Option<Instant>,
+}
+
+impl Freshness {
+    /// Notes a request, whose regular interval is `interval`; reading figures may shorten it to a
+    /// tenth.
+    fn requested(&mut self, now: Instant, interval: Duration) {
+        self.stale_from = Some(now + interval / 10);
+    }
+
+    /// Whether reading figures now triggers requests; true once.
+    fn is_stale(&mut self, now: Instant) -> bool {
+        let is_stale = self.stale_from.is_some_and(|from| now >= from);
+        if is_stale {
+            self.stale_from = None;
+        }
+        is_stale
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_stale_after_a_tenth_of_the_interval_and_once() {
+        let (mut freshness, now) = (Freshness::default(), Instant::now());
+        let interval = Duration::from_secs(10);
+        assert!(!freshness.is_stale(now), "nothing was requested yet");
+        freshness.requested(now, interval);
+        assert!(!freshness.is_stale(now + interval / 11));
+        assert!(freshness.is_stale(now + interval / 10));
+        assert!(!freshness.is_stale(now + interval), "a request is on its way");
     }
 }

@@ -1,4 +1,4 @@
-//! Packets that end one connection after another.
+//! Poison packets: packets that end one connection after another.
 
 use std::collections::BTreeMap;
 use std::error::Error as StdError;
@@ -13,17 +13,18 @@ const MOST: u32 = 3;
 
 /// The packet that ended the last connection, by vBucket.
 #[derive(Debug, Default)]
-pub(super) struct Unusable(BTreeMap<Vbid, Strikes>);
+pub(super) struct PoisonPackets(BTreeMap<Vbid, Failures>);
 
 #[derive(Debug)]
-struct Strikes {
+struct Failures {
     packet: ProtocolError,
     /// Position of the vBucket: seqno and epoch.
     at: Option<(Seqno, u32)>,
-    count: u32,
+    /// Connections that the packet has ended in a row.
+    connections: u32,
 }
 
-impl Unusable {
+impl PoisonPackets {
     /// A connection was lost with these streams. Returns the error that ends the stream if a packet
     /// has ended too many connections without progress of its vBucket in between.
     pub(super) fn lost(
@@ -35,13 +36,13 @@ impl Unusable {
         let ConnectionError::Protocol(packet) = source else { return None };
         let from = streams.iter().find(|(vbid, _)| *vbid == packet.vbid);
         let at = from.map(|(_, from)| (from.position.seqno, from.position.epoch));
-        let new = || Strikes { packet: *packet, at, count: 0 };
-        let strikes = self.0.entry(packet.vbid).or_insert_with(new);
-        if !strikes.packet.is_same_packet(packet) || strikes.at != at {
-            *strikes = new();
+        let new = || Failures { packet: *packet, at, connections: 0 };
+        let failures = self.0.entry(packet.vbid).or_insert_with(new);
+        if !failures.packet.is_same_packet(packet) || failures.at != at {
+            *failures = new();
         }
-        strikes.count += 1;
-        (strikes.count >= MOST).then(|| Error::unusable_packet(packet))
+        failures.connections += 1;
+        (failures.connections >= MOST).then(|| Error::unusable_packet(packet))
     }
 }
 
@@ -64,20 +65,20 @@ mod tests {
         }
     }
 
-    fn lose(unusable: &mut Unusable, packet: ProtocolError, at: u64) -> Option<Error> {
+    fn lose(packets: &mut PoisonPackets, packet: ProtocolError, at: u64) -> Option<Error> {
         let error = Error::new(ErrorKind::Protocol, "x").with_source(ConnectionError::from(packet));
         let position = Position { seqno: Seqno(at), ..Position::EARLIEST };
-        unusable.lost(&error, &[(Vbid(5), StreamPosition::new(position))])
+        packets.lost(&error, &[(Vbid(5), StreamPosition::new(position))])
     }
 
     #[test]
     fn the_third_connection_in_a_row_ends_the_stream_and_names_the_packet() {
-        let mut unusable = Unusable::default();
+        let mut packets = PoisonPackets::default();
         for round in 0..2 {
             let opaque = Opaque(round);
-            assert!(lose(&mut unusable, ProtocolError { opaque, ..packet(9) }, 8).is_none());
+            assert!(lose(&mut packets, ProtocolError { opaque, ..packet(9) }, 8).is_none());
         }
-        let error = lose(&mut unusable, packet(9), 8).unwrap();
+        let error = lose(&mut packets, packet(9), 8).unwrap();
         assert_eq!(error.kind(), ErrorKind::UnusablePacket);
         assert_eq!((error.vbid(), error.seqno()), (Some(Vbid(5)), Some(Seqno(9))));
         assert_eq!(error.opcode(), Some(Opcode::DCP_DELETION));
@@ -89,16 +90,16 @@ mod tests {
 
     #[test]
     fn another_packet_or_progress_in_between_begins_anew() {
-        let mut unusable = Unusable::default();
+        let mut packets = PoisonPackets::default();
         for at in 0..10 {
-            assert!(lose(&mut unusable, packet(9), at).is_none(), "it has moved");
+            assert!(lose(&mut packets, packet(9), at).is_none(), "it has moved");
         }
         for seqno in 10..20 {
-            assert!(lose(&mut unusable, packet(seqno), 9).is_none(), "another packet");
+            assert!(lose(&mut packets, packet(seqno), 9).is_none(), "another packet");
         }
         let lost = Error::new(ErrorKind::ConnectionLost, "x").with_source(ConnectionError::Idle);
         for _ in 0..10 {
-            assert!(unusable.lost(&lost, &[]).is_none(), "no packet's fault");
+            assert!(packets.lost(&lost, &[]).is_none(), "no packet's fault");
         }
     }
 }
