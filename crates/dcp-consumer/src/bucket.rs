@@ -266,9 +266,9 @@ impl Bucket {
         if let Ok(Some(connection)) = pooled {
             return Ok(connection);
         }
-        let left = limit.saturating_sub(begun.elapsed());
+        let remaining = limit.saturating_sub(begun.elapsed());
         let request = opening.map(|opening| opening.request(self.randomness()));
-        let connected = self.connector.connect_in(left, address, request).await?;
+        let connected = self.connector.connect_in(remaining, address, request).await?;
         if opening.is_some() {
             self.has_opened_dcp.store(true, Ordering::Relaxed);
         }

@@ -13,14 +13,14 @@ use crate::sync::{Arc, AtomicBool, AtomicU64, AtomicUsize, Mutex, MutexGuard, No
 
 /// State shared by one connection's task and the application, besides batches.
 #[derive(Debug, Default)]
-pub(crate) struct Link {
+pub(crate) struct SharedState {
     /// Bytes that the application has processed and the task has not acknowledged to the server yet.
     returned: AtomicU64,
     /// Batches of this connection the application has not taken, and their bytes.
     queued: AtomicUsize,
     queued_bytes: AtomicU64,
     /// Whether the connection has ended.
-    is_over: AtomicBool,
+    has_ended: AtomicBool,
     /// Whether to wake the task once they are all taken.
     is_taking_awaited: AtomicBool,
     /// Bytes received and not acknowledged, as last reported by the task.
@@ -33,7 +33,7 @@ pub(crate) struct Link {
     pub(crate) wake: Notify,
 }
 
-impl Link {
+impl SharedState {
     /// Bytes to return to the server, once.
     pub(crate) fn take_returned(&self) -> u64 {
         self.returned.swap(0, Ordering::AcqRel)
@@ -108,7 +108,7 @@ impl Link {
 
     /// Marks the connection as ended. Its batches stay in the queue until they are taken.
     pub(crate) fn close(&self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.has_ended.store(true, Ordering::Relaxed);
     }
 
     /// Takes the connection's counters, to add them elsewhere.
@@ -119,7 +119,7 @@ impl Link {
 
     /// Bytes of the connection in memory, and whether a server waits for them.
     pub(crate) fn buffered(&self) -> (u64, bool) {
-        if self.is_over.load(Ordering::Relaxed) {
+        if self.has_ended.load(Ordering::Relaxed) {
             return (self.queued_bytes.load(Ordering::Relaxed), false);
         }
         (self.unacknowledged.load(Ordering::Relaxed), true)
@@ -129,13 +129,13 @@ impl Link {
 /// Bytes of a batch, to be released on their connection.
 #[derive(Debug)]
 pub(crate) struct Credit {
-    link: Arc<Link>,
+    shared: Arc<SharedState>,
     bytes: u64,
 }
 
 impl Credit {
-    pub(crate) const fn new(link: Arc<Link>, bytes: u64) -> Self {
-        Self { link, bytes }
+    pub(crate) const fn new(shared: Arc<SharedState>, bytes: u64) -> Self {
+        Self { shared, bytes }
     }
 
     #[cfg(test)]
@@ -145,8 +145,8 @@ impl Credit {
 
     /// The application has processed the batch.
     pub(crate) fn give_back(self) {
-        self.link.returned.fetch_add(self.bytes, Ordering::AcqRel);
-        self.link.wake.notify_one();
+        self.shared.returned.fetch_add(self.bytes, Ordering::AcqRel);
+        self.shared.wake.notify_one();
     }
 }
 
@@ -198,7 +198,7 @@ impl<B> Queue<B> {
 
     pub(crate) fn push(&self, entry: Entry<B>) {
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.put(batch.credit.bytes);
+            batch.credit.shared.put(batch.credit.bytes);
         }
         let reader = {
             let mut state = self.lock();
@@ -228,7 +228,7 @@ impl<B> Queue<B> {
         drop(replaced);
         let Some(entry) = entry else { return Poll::Pending };
         if let Entry::Batch(batch) = &entry {
-            batch.credit.link.take(batch.credit.bytes);
+            batch.credit.shared.take(batch.credit.bytes);
         }
         Poll::Ready(entry)
     }
@@ -273,8 +273,8 @@ mod tests {
 
     use super::*;
 
-    fn pushed(queue: &Queue<u32>, link: &Arc<Link>, batch: u32) {
-        let credit = Credit::new(Arc::clone(link), 0);
+    fn pushed(queue: &Queue<u32>, shared: &Arc<SharedState>, batch: u32) {
+        let credit = Credit::new(Arc::clone(shared), 0);
         queue.push(Entry::Batch(Queued { batch, rows: 1, positions: Vec::new(), credit }));
     }
 
@@ -285,26 +285,26 @@ mod tests {
         }
     }
 
-    fn is_woken(link: &Link) -> bool {
-        pin!(link.wake.notified()).enable()
+    fn is_woken(shared: &SharedState) -> bool {
+        pin!(shared.wake.notified()).enable()
     }
 
     #[test]
     fn a_task_is_woken_by_the_last_batch_that_is_taken_if_it_waits_for_that() {
-        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
-        assert!(!link.awaits_taking(), "there is none");
-        pushed(&queue, &link, 1);
+        let (queue, shared) = (Queue::new(), Arc::new(SharedState::default()));
+        assert!(!shared.awaits_taking(), "there is none");
+        pushed(&queue, &shared, 1);
         assert!(popped(&queue).is_some());
-        assert!(!is_woken(&link), "nobody waits");
-        (2..4).for_each(|batch| pushed(&queue, &link, batch));
-        assert!(link.awaits_taking());
+        assert!(!is_woken(&shared), "nobody waits");
+        (2..4).for_each(|batch| pushed(&queue, &shared, batch));
+        assert!(shared.awaits_taking());
         assert!(popped(&queue).is_some());
-        assert!(!is_woken(&link), "one is left");
+        assert!(!is_woken(&shared), "one is left");
         assert!(popped(&queue).is_some());
-        assert!(is_woken(&link));
-        pushed(&queue, &link, 4);
+        assert!(is_woken(&shared));
+        pushed(&queue, &shared, 4);
         assert!(popped(&queue).is_some());
-        assert!(!is_woken(&link), "said once");
+        assert!(!is_woken(&shared), "said once");
     }
 
     fn moved(vbid: u16, seqno: u64) -> PositionUpdate {
@@ -314,12 +314,12 @@ mod tests {
 
     #[test]
     fn positions_that_nobody_takes_are_one_entry_with_the_newest_of_each() {
-        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
+        let (queue, shared) = (Queue::new(), Arc::new(SharedState::default()));
         for seqno in 1..=100 {
             queue.push(Entry::Positions(vec![moved(0, seqno), moved(1, seqno * 2)]));
             queue.push(Entry::Positions(vec![moved(2, seqno), moved(0, seqno + 1)]));
         }
-        pushed(&queue, &link, 1);
+        pushed(&queue, &shared, 1);
         // Positions after a batch do not overtake it.
         queue.push(Entry::Positions(vec![moved(0, 200)]));
         let mut seen = Vec::new();
@@ -346,14 +346,14 @@ mod tests {
 
     #[test]
     fn a_reader_is_woken_once_and_finds_every_entry_whoever_gave_up_waiting() {
-        let (queue, link) = (Queue::new(), Arc::new(Link::default()));
+        let (queue, shared) = (Queue::new(), Arc::new(SharedState::default()));
         let (gone, waits) = (Arc::new(Count::default()), Arc::new(Count::default()));
         for reader in [&gone, &waits, &waits] {
             let waker = Waker::from(Arc::clone(reader));
             assert!(queue.poll_pop(&mut Context::from_waker(&waker)).is_pending());
         }
         assert_eq!(Arc::strong_count(&gone), 1, "nothing is kept for a reader that was replaced");
-        (1..3).for_each(|batch| pushed(&queue, &link, batch));
+        (1..3).for_each(|batch| pushed(&queue, &shared, batch));
         assert_eq!((gone.0.load(Ordering::SeqCst), waits.0.load(Ordering::SeqCst)), (0, 1));
         assert_eq!((popped(&queue), popped(&queue), popped(&queue)), (Some(1), Some(2), None));
     }

@@ -52,7 +52,7 @@ pub struct ChangeStream<B> {
     rows: u64,
     opened: Instant,
     /// Whether the stream has ended.
-    over: bool,
+    has_ended: bool,
     cancel: CancellationToken,
     /// Ends the tasks when the stream is dropped.
     _guard: DropGuard,
@@ -76,7 +76,7 @@ impl<B: Send + 'static> ChangeStream<B> {
             batches: 0,
             rows: 0,
             opened: Instant::now(),
-            over: false,
+            has_ended: false,
             cancel,
             _guard: guard,
         }
@@ -105,14 +105,14 @@ impl<B: Send + 'static> ChangeStream<B> {
         if let Some(credit) = self.credit.take() {
             credit.give_back();
         }
-        while !self.over {
+        while !self.has_ended {
             match ready!(self.queue.poll_pop(context)) {
                 Entry::Batch(queued) => {
                     self.batches += 1;
                     let (positions, credit) = (queued.positions, queued.credit);
                     self.credit = self.acks.delivered(self.batches, &positions, credit);
-                    for moved in positions {
-                        self.checkpoint.advance(moved);
+                    for update in positions {
+                        self.checkpoint.advance(update);
                     }
                     self.rows += queued.rows as u64;
                     return Poll::Ready(Some(Ok(Delivered {
@@ -124,8 +124,8 @@ impl<B: Send + 'static> ChangeStream<B> {
                 }
                 Entry::Positions(positions) => {
                     self.acks.passed(&positions);
-                    for moved in positions {
-                        self.checkpoint.advance(moved);
+                    for update in positions {
+                        self.checkpoint.advance(update);
                     }
                 }
                 Entry::Error(error) => {
@@ -167,7 +167,7 @@ impl<B: Send + 'static> ChangeStream<B> {
     /// Ends the stream and its connections. Batches not taken yet are dropped, and the checkpoint
     /// does not include them.
     pub fn close(&mut self) {
-        self.over = true;
+        self.has_ended = true;
         self.cancel.cancel();
         self.queue.clear();
     }

@@ -84,19 +84,19 @@ impl Acknowledger {
     pub(crate) fn delivered(
         &self,
         batch: u64,
-        moved: &[PositionUpdate],
+        updates: &[PositionUpdate],
         credit: Credit,
     ) -> Option<Credit> {
         let Some(mut watermark) = self.lock() else { return Some(credit) };
-        watermark.delivered(batch, moved, credit);
+        watermark.delivered(batch, updates, credit);
         None
     }
 
     /// Position updates of vBuckets without changes for the application.
-    pub(crate) fn passed(&self, moved: &[PositionUpdate]) {
+    pub(crate) fn passed(&self, updates: &[PositionUpdate]) {
         if let Some(mut watermark) = self.lock() {
-            for moved in moved {
-                watermark.push(Step { batch: None, moved: moved.clone() });
+            for update in updates {
+                watermark.push(Step { batch: None, update: update.clone() });
             }
         }
     }
@@ -130,7 +130,7 @@ struct Pending {
 struct Step {
     /// The batch that must be acknowledged for it to count; `None` if none must be any longer.
     batch: Option<u64>,
-    moved: PositionUpdate,
+    update: PositionUpdate,
 }
 
 impl Watermark {
@@ -138,20 +138,20 @@ impl Watermark {
         Self { checkpoint, pending: BTreeMap::new(), waiting: HashMap::new() }
     }
 
-    fn delivered(&mut self, batch: u64, moved: &[PositionUpdate], credit: Credit) {
-        for moved in moved {
-            self.push(Step { batch: Some(batch), moved: moved.clone() });
+    fn delivered(&mut self, batch: u64, updates: &[PositionUpdate], credit: Credit) {
+        for update in updates {
+            self.push(Step { batch: Some(batch), update: update.clone() });
         }
-        let vbids = moved.iter().map(|moved| moved.vbid).collect();
+        let vbids = updates.iter().map(|update| update.vbid).collect();
         self.pending.insert(batch, Pending { vbids, credit });
     }
 
     fn push(&mut self, step: Step) {
-        let steps = self.waiting.entry(step.moved.vbid).or_default();
+        let steps = self.waiting.entry(step.update.vbid).or_default();
         match steps.back_mut() {
             // Of two updates by one batch, or by none, the second is sufficient.
             Some(last) if last.batch == step.batch => *last = step,
-            None if step.batch.is_none() => self.checkpoint.advance(step.moved),
+            None if step.batch.is_none() => self.checkpoint.advance(step.update),
             _ => steps.push_back(step),
         }
     }
@@ -178,7 +178,7 @@ impl Watermark {
             }
             while is_acked(steps, 0) {
                 if let Some(step) = steps.pop_front() {
-                    self.checkpoint.advance(step.moved);
+                    self.checkpoint.advance(step.update);
                 }
             }
         }
@@ -193,15 +193,15 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::queue::Link;
+    use crate::queue::SharedState;
 
-    fn moved(vbid: u16, seqno: u64) -> PositionUpdate {
+    fn update(vbid: u16, seqno: u64) -> PositionUpdate {
         let snapshot = Snapshot { start: Seqno(0), end: Seqno(1000) };
         let position = Position { seqno: Seqno(seqno), snapshot, ..Position::EARLIEST };
         PositionUpdate { vbid: Vbid(vbid), position, history: History::default() }
     }
 
-    fn manual() -> (Acknowledger, Arc<Link>) {
+    fn manual() -> (Acknowledger, Arc<SharedState>) {
         (Acknowledger::new(true, &Checkpoint::new("b", StoredFilter::default())), Arc::default())
     }
 
@@ -209,16 +209,21 @@ mod tests {
         acks.checkpoint().unwrap().position(Vbid(vbid)).map_or(0, |position| position.seqno.0)
     }
 
-    fn deliver(acks: &Acknowledger, link: &Arc<Link>, batch: u64, moved: &[PositionUpdate]) {
-        assert!(acks.delivered(batch, moved, Credit::new(Arc::clone(link), 10)).is_none());
+    fn deliver(
+        acks: &Acknowledger,
+        shared: &Arc<SharedState>,
+        batch: u64,
+        updates: &[PositionUpdate],
+    ) {
+        assert!(acks.delivered(batch, updates, Credit::new(Arc::clone(shared), 10)).is_none());
     }
 
     #[test]
     fn the_checkpoint_never_passes_a_batch_that_is_not_acknowledged() {
-        let (acks, link) = manual();
-        deliver(&acks, &link, 1, &[moved(0, 10), moved(1, 5)]);
-        deliver(&acks, &link, 2, &[moved(0, 20)]);
-        deliver(&acks, &link, 3, &[moved(0, 30), moved(2, 7)]);
+        let (acks, shared) = manual();
+        deliver(&acks, &shared, 1, &[update(0, 10), update(1, 5)]);
+        deliver(&acks, &shared, 2, &[update(0, 20)]);
+        deliver(&acks, &shared, 3, &[update(0, 30), update(2, 7)]);
         acks.ack(acks.token(3)).unwrap();
         acks.ack(acks.token(2)).unwrap();
         assert_eq!((seqno(&acks, 0), seqno(&acks, 1), seqno(&acks, 2)), (0, 0, 7));
@@ -229,12 +234,12 @@ mod tests {
 
     #[test]
     fn what_is_not_for_the_application_never_carries_the_checkpoint_over_a_batch() {
-        let (acks, link) = manual();
-        acks.passed(&[moved(0, 3)]);
+        let (acks, shared) = manual();
+        acks.passed(&[update(0, 3)]);
         assert_eq!(seqno(&acks, 0), 3, "nothing is before it");
-        deliver(&acks, &link, 1, &[moved(0, 10)]);
-        acks.passed(&[moved(0, 15)]);
-        acks.passed(&[moved(0, 16)]);
+        deliver(&acks, &shared, 1, &[update(0, 10)]);
+        acks.passed(&[update(0, 15)]);
+        acks.passed(&[update(0, 16)]);
         assert_eq!(seqno(&acks, 0), 3);
         acks.ack(acks.token(1)).unwrap();
         assert_eq!(seqno(&acks, 0), 16);
@@ -242,16 +247,16 @@ mod tests {
 
     #[test]
     fn bytes_go_back_with_each_acknowledgement_once() {
-        let (acks, link) = manual();
+        let (acks, shared) = manual();
         for batch in 1..=3 {
-            deliver(&acks, &link, batch, &[moved(0, batch)]);
+            deliver(&acks, &shared, batch, &[update(0, batch)]);
         }
-        assert_eq!(link.take_returned(), 0);
+        assert_eq!(shared.take_returned(), 0);
         acks.ack(acks.token(3)).unwrap();
         acks.ack(acks.token(3)).unwrap();
-        assert_eq!(link.take_returned(), 10);
+        assert_eq!(shared.take_returned(), 10);
         acks.ack(acks.token(1)).unwrap();
-        assert_eq!(link.take_returned(), 10);
+        assert_eq!(shared.take_returned(), 10);
     }
 
     #[test]
@@ -268,17 +273,17 @@ mod tests {
         fn any_order_of_acknowledgements_gives_the_longest_run_without_a_gap(
             steps in proptest::collection::vec((0_u16..3, any::<bool>(), any::<u16>()), 1..40),
         ) {
-            let (acks, link) = manual();
+            let (acks, shared) = manual();
             // For each step: vBucket, seqno, and the batch that must be acknowledged.
             let mut model: Vec<(u16, u64, Option<u64>)> = Vec::new();
             let mut open: Vec<u64> = Vec::new();
             for (i, (vbid, has_rows, which)) in steps.into_iter().enumerate() {
                 let number = i as u64 + 1;
                 if has_rows {
-                    deliver(&acks, &link, number, &[moved(vbid, number)]);
+                    deliver(&acks, &shared, number, &[update(vbid, number)]);
                     open.push(number);
                 } else {
-                    acks.passed(&[moved(vbid, number)]);
+                    acks.passed(&[update(vbid, number)]);
                 }
                 model.push((vbid, number, has_rows.then_some(number)));
                 if which % 3 != 0 && !open.is_empty() {

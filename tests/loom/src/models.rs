@@ -17,7 +17,7 @@ use loom::future::block_on;
 use loom::sync::mpsc;
 use loom::thread;
 
-use crate::queue::{Credit, Entry, Link, Queue, Queued};
+use crate::queue::{Credit, Entry, Queue, Queued, SharedState};
 use crate::sync::{Arc, AtomicBool};
 use crate::watermark::Acknowledger;
 
@@ -38,8 +38,8 @@ fn explore(model: impl Fn() + Send + Sync + 'static) -> usize {
 }
 
 /// A batch of one byte, as a driver cuts it.
-fn push(queue: &Queue<u64>, link: &Arc<Link>, batch: u64) {
-    let credit = Credit::new(Arc::clone(link), 1);
+fn push(queue: &Queue<u64>, shared: &Arc<SharedState>, batch: u64) {
+    let credit = Credit::new(Arc::clone(shared), 1);
     queue.push(Entry::Batch(Queued { batch, rows: 1, positions: Vec::new(), credit }));
 }
 
@@ -58,25 +58,25 @@ fn pop(queue: &Queue<u64>) -> (u64, Credit) {
 /// room is woken by the bytes that come back.
 pub fn batches_arrive_in_order_within_the_window(batches: u64, window: u64) -> usize {
     explore(move || {
-        let (queue, link) = (Arc::new(Queue::new()), Arc::new(Link::default()));
+        let (queue, shared) = (Arc::new(Queue::new()), Arc::new(SharedState::default()));
         let driver = thread::spawn({
-            let (queue, link) = (Arc::clone(&queue), Arc::clone(&link));
+            let (queue, shared) = (Arc::clone(&queue), Arc::clone(&shared));
             move || {
                 let mut unacknowledged = 0;
                 for batch in 0..batches {
-                    unacknowledged -= link.take_returned();
+                    unacknowledged -= shared.take_returned();
                     while unacknowledged == window {
-                        block_on(link.wake.notified());
-                        unacknowledged -= link.take_returned();
+                        block_on(shared.wake.notified());
+                        unacknowledged -= shared.take_returned();
                     }
                     unacknowledged += 1;
-                    push(&queue, &link, batch);
-                    assert!(link.queued_bytes() <= window, "{} bytes", link.queued_bytes());
-                    assert!(link.queued() as u64 <= window, "{} batches", link.queued());
+                    push(&queue, &shared, batch);
+                    assert!(shared.queued_bytes() <= window, "{} bytes", shared.queued_bytes());
+                    assert!(shared.queued() as u64 <= window, "{} batches", shared.queued());
                 }
                 while unacknowledged > 0 {
-                    block_on(link.wake.notified());
-                    unacknowledged -= link.take_returned();
+                    block_on(shared.wake.notified());
+                    unacknowledged -= shared.take_returned();
                 }
             }
         });
@@ -86,7 +86,7 @@ pub fn batches_arrive_in_order_within_the_window(batches: u64, window: u64) -> u
             credit.give_back();
         }
         driver.join().unwrap();
-        assert_eq!((link.queued(), link.queued_bytes(), link.take_returned()), (0, 0, 0));
+        assert_eq!((shared.queued(), shared.queued_bytes(), shared.take_returned()), (0, 0, 0));
     })
 }
 
@@ -94,16 +94,16 @@ pub fn batches_arrive_in_order_within_the_window(batches: u64, window: u64) -> u
 /// wait before or after the last batch was taken.
 pub fn the_last_batch_taken_wakes_the_driver(batches: u64) -> usize {
     explore(move || {
-        let (queue, link) = (Arc::new(Queue::new()), Arc::new(Link::default()));
+        let (queue, shared) = (Arc::new(Queue::new()), Arc::new(SharedState::default()));
         let application = thread::spawn({
             let queue = Arc::clone(&queue);
             move || (0..batches).for_each(|_| drop(pop(&queue)))
         });
-        (0..batches).for_each(|batch| push(&queue, &link, batch));
-        while link.awaits_taking() {
-            block_on(link.wake.notified());
+        (0..batches).for_each(|batch| push(&queue, &shared, batch));
+        while shared.awaits_taking() {
+            block_on(shared.wake.notified());
         }
-        assert_eq!(link.queued(), 0);
+        assert_eq!(shared.queued(), 0);
         application.join().unwrap();
     })
 }
@@ -114,8 +114,8 @@ pub fn two_drivers_and_a_reader_that_gave_up_once(batches: u64) -> usize {
     explore(move || {
         let queue = Arc::new(Queue::new());
         let drivers = [0, 100].map(|first| {
-            let (queue, link) = (Arc::clone(&queue), Arc::new(Link::default()));
-            thread::spawn(move || (first..first + batches).for_each(|it| push(&queue, &link, it)))
+            let (queue, shared) = (Arc::clone(&queue), Arc::new(SharedState::default()));
+            thread::spawn(move || (first..first + batches).for_each(|it| push(&queue, &shared, it)))
         });
         let mut seen = Vec::new();
         let mut context = Context::from_waker(Waker::noop());
@@ -137,13 +137,13 @@ pub fn two_drivers_and_a_reader_that_gave_up_once(batches: u64) -> usize {
 /// replaced meanwhile.
 pub fn the_newest_cluster_map_is_taken(maps: u8) -> usize {
     explore(move || {
-        let link = Arc::new(Link::default());
+        let shared = Arc::new(SharedState::default());
         let (reports, reported) = mpsc::channel();
         let connection = thread::spawn({
-            let link = Arc::clone(&link);
+            let shared = Arc::clone(&shared);
             move || {
                 for map in 1..=maps {
-                    if link.offer_map(Bytes::copy_from_slice(&[map])) {
+                    if shared.offer_map(Bytes::copy_from_slice(&[map])) {
                         reports.send(true).unwrap();
                     }
                 }
@@ -152,9 +152,9 @@ pub fn the_newest_cluster_map_is_taken(maps: u8) -> usize {
         });
         let mut seen = Vec::new();
         while reported.recv().unwrap() {
-            seen.push(link.take_map().expect("a report is of a map that nobody has taken")[0]);
+            seen.push(shared.take_map().expect("a report is of a map that nobody has taken")[0]);
         }
-        assert_eq!((seen.last(), link.take_map()), (Some(&maps), None));
+        assert_eq!((seen.last(), shared.take_map()), (Some(&maps), None));
         connection.join().unwrap();
     })
 }
@@ -169,8 +169,8 @@ fn watermark() -> Acknowledger {
     Acknowledger::new(true, &Checkpoint::new("bucket", StoredFilter::default()))
 }
 
-fn deliver(acks: &Acknowledger, link: &Arc<Link>, batch: u64, seqno: u64) {
-    assert!(acks.delivered(batch, &[moved(seqno)], Credit::new(Arc::clone(link), 1)).is_none());
+fn deliver(acks: &Acknowledger, shared: &Arc<SharedState>, batch: u64, seqno: u64) {
+    assert!(acks.delivered(batch, &[moved(seqno)], Credit::new(Arc::clone(shared), 1)).is_none());
 }
 
 fn seqno(acks: &Acknowledger) -> u64 {
@@ -183,10 +183,10 @@ fn seqno(acks: &Acknowledger) -> u64 {
 /// driver gets the bytes of each once.
 pub fn acknowledgements_from_two_threads() -> usize {
     explore(|| {
-        let (acks, link) = (watermark(), Arc::new(Link::default()));
+        let (acks, shared) = (watermark(), Arc::new(SharedState::default()));
         let is_acked = Arc::new([AtomicBool::new(false), AtomicBool::new(false)]);
-        deliver(&acks, &link, 1, 10);
-        deliver(&acks, &link, 2, 20);
+        deliver(&acks, &shared, 1, 10);
+        deliver(&acks, &shared, 2, 20);
         let other = thread::spawn({
             let (acks, is_acked) = (acks.clone(), Arc::clone(&is_acked));
             move || {
@@ -196,12 +196,12 @@ pub fn acknowledgements_from_two_threads() -> usize {
             }
         });
         let driver = thread::spawn({
-            let link = Arc::clone(&link);
+            let shared = Arc::clone(&shared);
             move || {
-                let mut returned = link.take_returned();
+                let mut returned = shared.take_returned();
                 while returned < 2 {
-                    block_on(link.wake.notified());
-                    returned += link.take_returned();
+                    block_on(shared.wake.notified());
+                    returned += shared.take_returned();
                 }
                 returned
             }
@@ -215,25 +215,25 @@ pub fn acknowledgements_from_two_threads() -> usize {
         assert!(before <= after, "back from {before} to {after}");
         other.join().unwrap();
         assert_eq!((seqno(&acks), acks.unacknowledged()), (20, 0));
-        assert_eq!(driver.join().unwrap() + link.take_returned(), 2);
+        assert_eq!(driver.join().unwrap() + shared.take_returned(), 2);
     })
 }
 
 /// One thread acknowledges a batch while the stream passes a position and delivers the next batch.
 pub fn an_acknowledgement_while_the_stream_goes_on() -> usize {
     explore(|| {
-        let (acks, link) = (watermark(), Arc::new(Link::default()));
-        deliver(&acks, &link, 1, 10);
+        let (acks, shared) = (watermark(), Arc::new(SharedState::default()));
+        deliver(&acks, &shared, 1, 10);
         let application = thread::spawn({
             let acks = acks.clone();
             move || acks.ack(acks.token(1)).unwrap()
         });
         acks.passed(&[moved(15)]);
-        deliver(&acks, &link, 2, 20);
+        deliver(&acks, &shared, 2, 20);
         assert!(matches!(seqno(&acks), 0 | 15), "{}", seqno(&acks));
         application.join().unwrap();
         assert_eq!((seqno(&acks), acks.unacknowledged()), (15, 1));
         acks.ack(acks.token(2)).unwrap();
-        assert_eq!((seqno(&acks), link.take_returned()), (20, 2));
+        assert_eq!((seqno(&acks), shared.take_returned()), (20, 2));
     })
 }

@@ -216,8 +216,8 @@ impl Connector {
             let mut config = self.bootstrap_config(address, credentials.as_ref());
             adjust(&mut config);
             stage = Stage::Resolve;
-            let left = limit.saturating_sub(begun.elapsed());
-            self.attempt(left, address, config, &mut stage).await
+            let remaining = limit.saturating_sub(begun.elapsed());
+            self.attempt(remaining, address, config, &mut stage).await
         });
         match timeout(limit, attempt).await {
             Ok(result) => result,
@@ -386,8 +386,8 @@ fn network(
 
 /// Time until `deadline` for each of `attempts`.
 fn share(deadline: Instant, attempts: usize) -> Duration {
-    let left = deadline.saturating_duration_since(Instant::now());
-    left / u32::try_from(attempts).unwrap_or(u32::MAX).max(1)
+    let remaining = deadline.saturating_duration_since(Instant::now());
+    remaining / u32::try_from(attempts).unwrap_or(u32::MAX).max(1)
 }
 
 async fn resolve(address: &Address) -> Result<Vec<SocketAddr>, Error> {

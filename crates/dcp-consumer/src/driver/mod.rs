@@ -1,6 +1,6 @@
 //! The task of one connection: reads, decodes, cuts batches, writes.
 
-mod over;
+mod exit;
 mod pace;
 
 use std::sync::Arc;
@@ -15,11 +15,11 @@ use tokio::io::AsyncWriteExt;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use self::over::Over;
+use self::exit::Exit;
 use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
 use crate::connection::{Io, Lost, NodeConnection, Reading, now, sleep_until};
-use crate::queue::{Credit, Entry, Link, Queue, Queued};
+use crate::queue::{Credit, Entry, Queue, Queued, SharedState};
 use crate::read_buffer::{MIN_READ, SIZE, SMALL};
 use crate::socket::Gather;
 use crate::{BatchPolicy, Error};
@@ -68,7 +68,7 @@ pub(crate) enum Report {
     /// Documents that are left out, some of them newly.
     Exclusions(Exclusions),
     /// The connection has a new cluster map to take.
-    Map(Arc<Link>),
+    Map(Arc<SharedState>),
     /// The connection ended, with these streams, including those still to be opened.
     Lost { streams: Vec<(Vbid, StreamPosition)>, error: Error },
     /// The sink failed.
@@ -106,7 +106,7 @@ pub(crate) struct Driver<S: BatchSink, IO> {
     pub(crate) sink: S,
     pub(crate) policy: BatchPolicy,
     pub(crate) queue: Arc<Queue<S::Batch>>,
-    pub(crate) link: Arc<Link>,
+    pub(crate) shared: Arc<SharedState>,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) reports: mpsc::UnboundedSender<(ConnectionId, Report)>,
     pub(crate) cancel: CancellationToken,
@@ -153,15 +153,15 @@ struct Task<S: BatchSink, IO> {
 
 impl<S: BatchSink, IO: Gather> Task<S, IO> {
     async fn run(mut self) -> Option<NodeConnection<IO>> {
-        let over = loop {
-            if let Err(over) = self.turn().await {
-                break over;
+        let exit = loop {
+            if let Err(exit) = self.turn().await {
+                break exit;
             }
         };
-        if matches!(over, Over::Dismissed) {
+        if matches!(exit, Exit::Dismissed) {
             return self.wind_down().await;
         }
-        self.finish(over);
+        self.finish(exit);
         None
     }
 
@@ -186,7 +186,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
 
     /// One turn: handles what has arrived, then waits for the next event. The work of a turn is
     /// bounded by the read buffer.
-    async fn turn(&mut self) -> Result<(), Over> {
+    async fn turn(&mut self) -> Result<(), Exit> {
         self.process()?;
         let deadline = self.deadline();
         let reading = match self.pace.gathers_until() {
@@ -197,17 +197,17 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let driver = &mut self.driver;
         tokio::select! {
             biased;
-            () = driver.cancel.cancelled() => return Err(Over::Dismissed),
+            () = driver.cancel.cancelled() => return Err(Exit::Dismissed),
             // Together, so that streams which ask where they end share one request.
             received = driver.commands.recv_many(&mut self.commands, MAX_COMMANDS) => {
                 if received == 0 {
-                    return Err(Over::Dismissed);
+                    return Err(Exit::Dismissed);
                 }
                 for command in std::mem::take(&mut self.commands) {
                     self.command(command);
                 }
             }
-            () = driver.link.wake.notified() => {}
+            () = driver.shared.wake.notified() => {}
             ready = driver.connection.ready(reading) => match ready {
                 Ok(Io::Read(len)) => self.pace.took(len),
                 Ok(Io::Dry) => self.run_dry(),
@@ -226,8 +226,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         Ok(())
     }
 
-    fn lost(&self, lost: Lost) -> Over {
-        Over::of(&self.driver.connection.address, lost)
+    fn lost(&self, lost: Lost) -> Exit {
+        Exit::of(&self.driver.connection.address, lost)
     }
 
     /// All available data was read: new data may gather, unless the window has no room for it,
@@ -289,9 +289,9 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     }
 
     /// Handles what has arrived and cuts batches.
-    fn process(&mut self) -> Result<(), Over> {
+    fn process(&mut self) -> Result<(), Exit> {
         let now = now();
-        let returned = self.driver.link.take_returned();
+        let returned = self.driver.shared.take_returned();
         if returned > 0 {
             self.driver.connection.machine.release(now, returned);
         }
@@ -300,7 +300,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             let Driver { connection, sink, .. } = &mut self.driver;
             let NodeConnection { machine, buffer, .. } = connection;
             let walk = machine.handle_input(now, buffer.filled(), limit, sink);
-            let walk = walk.map_err(|error| Over::of(&connection.address, error.into()))?;
+            let walk = walk.map_err(|error| Exit::of(&connection.address, error.into()))?;
             buffer.consume(walk.consumed);
             let released = self.drain_events();
             if released || self.is_full() {
@@ -326,7 +326,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         }
         let driver = &self.driver;
         let machine = &driver.connection.machine;
-        driver.link.publish(*machine.stats(), machine.unacknowledged(), machine.unpersisted());
+        driver.shared.publish(*machine.stats(), machine.unacknowledged(), machine.unpersisted());
         Ok(())
     }
 
@@ -344,7 +344,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// the window, so that the producer can fill the other half meanwhile, or the producer is
     /// stalled and the application has nothing else to take.
     fn is_full(&self) -> bool {
-        let Driver { connection, sink, policy, link, .. } = &self.driver;
+        let Driver { connection, sink, policy, shared, .. } = &self.driver;
         if sink.rows() == 0 {
             return false;
         }
@@ -352,7 +352,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         sink.rows() >= policy.max_rows
             || sink.size_bytes() >= policy.max_bytes
             || (window > 0 && machine.held() * 2 >= window)
-            || (machine.is_window_full() && !link.awaits_taking())
+            || (machine.is_window_full() && !shared.awaits_taking())
     }
 
     fn has_open_batch(&self) -> bool {
@@ -364,7 +364,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// another batch of this connection to take.
     fn linger_until(&self) -> Option<Instant> {
         let at = self.opened_at?.checked_add(self.driver.policy.linger)?;
-        (!self.driver.link.awaits_taking()).then_some(at)
+        (!self.driver.shared.awaits_taking()).then_some(at)
     }
 
     fn has_lingered(&self, now: Instant) -> bool {
@@ -409,8 +409,8 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                 }
                 Event::Exclusions(exclusions) => self.report(Report::Exclusions(exclusions)),
                 Event::ClusterMap(json) => {
-                    if self.driver.link.offer_map(json) {
-                        self.report(Report::Map(Arc::clone(&self.driver.link)));
+                    if self.driver.shared.offer_map(json) {
+                        self.report(Report::Map(Arc::clone(&self.driver.shared)));
                     }
                 }
                 Event::Refused { opcode, status } => {
@@ -427,10 +427,10 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         &self,
         high_seqnos: impl IntoIterator<Item = (Vbid, Seqno)>,
     ) -> Vec<VbucketProgress> {
-        let Driver { connection: NodeConnection { machine, .. }, link, .. } = &self.driver;
+        let Driver { connection: NodeConnection { machine, .. }, shared, .. } = &self.driver;
         // If unpersisted changes fill the window, the application cannot empty it.
         let is_full = machine.is_window_full() && machine.unpersisted() == Unpersisted::default();
-        let is_held_up = is_full || link.has_queued();
+        let is_held_up = is_full || shared.has_queued();
         let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
             let has_lost_end = machine.has_lost_end(vbid, high_seqno);
             let seqno = machine.seqno(vbid)?;
@@ -447,7 +447,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let rows = driver.sink.rows();
         if rows > 0 {
             let batch = driver.sink.take_batch()?;
-            let credit = Credit::new(Arc::clone(&driver.link), held);
+            let credit = Credit::new(Arc::clone(&driver.shared), held);
             driver.queue.push(Entry::Batch(Queued { batch, rows, positions, credit }));
         } else {
             if !positions.is_empty() {
@@ -470,20 +470,20 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// Delivers the sink's rows, then reports the streams to resume elsewhere, including those
     /// still to be opened. Changes before an error are valid: rows and positions belong together,
     /// and the next connection resumes after them.
-    fn finish(mut self, over: Over) {
-        let error = match over {
-            Over::Dismissed => return,
-            Over::Sink(error) => return self.report(Report::SinkFailed(error)),
-            Over::Lost(error) => error,
+    fn finish(mut self, exit: Exit) {
+        let error = match exit {
+            Exit::Dismissed => return,
+            Exit::Sink(error) => return self.report(Report::SinkFailed(error)),
+            Exit::Lost(error) => error,
         };
         // Streams that ended before the error are no longer in the machine.
         self.drain_events();
         if let Err(error) = self.cut(now()) {
             return self.report(Report::SinkFailed(error));
         }
-        let Driver { id, connection, reports, link, mut commands, .. } = self.driver;
+        let Driver { id, connection, reports, shared, mut commands, .. } = self.driver;
         let machine = connection.machine;
-        link.publish(*machine.stats(), 0, Unpersisted::default());
+        shared.publish(*machine.stats(), 0, Unpersisted::default());
         let mut streams = machine.into_streams();
         // From here on, sending a stream to open fails. The other commands concern only this
         // connection.

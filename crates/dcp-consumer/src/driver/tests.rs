@@ -436,8 +436,8 @@ async fn of_cluster_maps_that_nobody_takes_the_newest_is_kept() {
         server.peer.send(&push).await;
     }
     server.settle().await;
-    let Report::Map(link) = server.report().await else { panic!("no map") };
-    assert_eq!(link.take_map().as_deref(), Some(&b"{\"rev\":49}"[..]));
+    let Report::Map(shared) = server.report().await else { panic!("no map") };
+    assert_eq!(shared.take_map().as_deref(), Some(&b"{\"rev\":49}"[..]));
     server.settle().await;
     assert!(server.reports.try_recv().is_err(), "told once");
 }

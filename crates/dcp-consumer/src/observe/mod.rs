@@ -3,7 +3,7 @@
 
 mod nodes;
 mod persisted;
-mod questions;
+mod requests;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ impl Observer {
         persisted: bool,
     ) -> Result<BTreeMap<Vbid, Observation>, Error> {
         let mut nodes = self.nodes();
-        let observed = self.look(&mut nodes, vbids, persisted).await;
+        let observed = self.observe_over(&mut nodes, vbids, persisted).await;
         self.keep(nodes);
         observed
     }
@@ -162,7 +162,7 @@ impl Observer {
         self.connections = named.map(|each| (each.address.clone(), each)).collect();
     }
 
-    async fn look(
+    async fn observe_over(
         &mut self,
         nodes: &mut Nodes,
         vbids: &BTreeSet<Vbid>,
@@ -257,9 +257,9 @@ async fn observe_replicas(
 ) -> bool {
     let newest = |(&vbid, seen): (&Vbid, &Observation)| (vbid, seen.log.newest().vbuuid);
     let branches: BTreeMap<Vbid, Vbuuid> = observed.iter().map(newest).collect();
-    let question = Arc::new(questions::observed_seqnos(branches));
+    let request = Arc::new(requests::observed_seqnos(branches));
     let mut all = true;
-    for visited in nodes.visit(replicas, &question, REPLICA_PATIENCE).await {
+    for visited in nodes.visit(replicas, &request, REPLICA_PATIENCE).await {
         let Visited { address, vbids, answers } = visited;
         let answers = answers.unwrap_or_else(|error| {
             tracing::warn!(%address, error = %Chain(&error), "a replica does not answer");

@@ -13,7 +13,7 @@ use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::questions::{self, Question};
+use super::requests::{self, NodeRequest};
 use crate::bucket::Bucket;
 use crate::config::YEARS;
 use crate::connection::NodeConnection;
@@ -92,9 +92,9 @@ impl Nodes {
     /// [`Error`] of a node that cannot be reached before the deadline.
     pub(crate) async fn connect(&mut self, vbids: &BTreeSet<Vbid>) -> Result<(), Error> {
         if self.placed(vbids).is_empty() {
-            self.find_out_who_is_left().await?;
+            self.refresh_topology().await?;
         }
-        self.ask(&self.placed(vbids), questions::nothing()).await.map(drop)
+        self.ask(&self.placed(vbids), requests::nothing()).await.map(drop)
     }
 
     /// Those of these vBuckets that the map assigns to a node.
@@ -112,7 +112,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let mut seqnos = self.ask(vbids, questions::high_seqnos()).await?;
+        let mut seqnos = self.ask(vbids, requests::high_seqnos()).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         self.bucket.saw(&seqnos);
         Ok(seqnos)
@@ -126,7 +126,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, FailoverLog>, Error> {
-        self.ask(vbids, questions::failover_logs()).await
+        self.ask(vbids, requests::failover_logs()).await
     }
 
     /// Highest seqnos of these vBuckets, each with the failover log of its history: both are
@@ -179,7 +179,7 @@ impl Nodes {
         branches: &BTreeMap<Vbid, Vbuuid>,
     ) -> Result<BTreeMap<Vbid, ObservedSeqno>, Error> {
         let vbids = branches.keys().copied().collect();
-        self.ask(&vbids, questions::observed_seqnos(branches.clone())).await
+        self.ask(&vbids, requests::observed_seqnos(branches.clone())).await
     }
 
     /// Purge seqnos of these vBuckets; `None` if the node does not report them.
@@ -190,7 +190,7 @@ impl Nodes {
         &mut self,
         vbids: &BTreeSet<Vbid>,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
-        self.ask(vbids, questions::purge_seqnos()).await
+        self.ask(vbids, requests::purge_seqnos()).await
     }
 
     /// Whether streams could resume from these positions; if not, the seqnos they are rolled back
@@ -204,7 +204,7 @@ impl Nodes {
         filter: &StreamFilter,
     ) -> Result<BTreeMap<Vbid, Option<Seqno>>, Error> {
         let vbids = positions.keys().copied().collect();
-        self.ask(&vbids, questions::rollbacks(positions.clone(), filter.clone())).await
+        self.ask(&vbids, requests::rollbacks(positions.clone(), filter.clone())).await
     }
 
     /// Highest seqnos that any of these collections has in these vBuckets.
@@ -216,8 +216,8 @@ impl Nodes {
         vbids: &BTreeSet<Vbid>,
         collections: &[CollectionId],
     ) -> Result<BTreeMap<Vbid, Seqno>, Error> {
-        let question = questions::collection_seqnos(collections.to_vec());
-        let mut seqnos = self.ask(vbids, question).await?;
+        let request = requests::collection_seqnos(collections.to_vec());
+        let mut seqnos = self.ask(vbids, request).await?;
         seqnos.retain(|vbid, _| vbids.contains(vbid));
         Ok(seqnos)
     }
@@ -226,14 +226,14 @@ impl Nodes {
     async fn ask<A: Send + 'static>(
         &mut self,
         vbids: &BTreeSet<Vbid>,
-        question: Question<A>,
+        request: NodeRequest<A>,
     ) -> Result<BTreeMap<Vbid, A>, Error> {
-        let (question, mut answers, mut pause) = (Arc::new(question), BTreeMap::new(), PAUSE);
+        let (request, mut answers, mut pause) = (Arc::new(request), BTreeMap::new(), PAUSE);
         loop {
             let missing: BTreeSet<Vbid> =
                 vbids.iter().copied().filter(|vbid| !answers.contains_key(vbid)).collect();
             let Some(&first) = missing.first() else { return Ok(answers) };
-            let failed = Box::pin(self.round(&missing, &mut answers, &question)).await?;
+            let failed = Box::pin(self.round(&missing, &mut answers, &request)).await?;
             if missing.iter().all(|vbid| answers.contains_key(vbid)) {
                 return Ok(answers);
             }
@@ -247,18 +247,18 @@ impl Nodes {
                 }
                 (first, cause)
             });
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+            let remaining = self.deadline.saturating_duration_since(Instant::now());
+            if remaining.is_zero() {
                 let (waited, cause) = (self.begun.elapsed(), Some(Arc::new(cause)));
                 return Err(Error::out_of_reach(vbid, waited, cause));
             }
             if is_map_doubtful {
-                self.find_out_who_is_left().await?;
+                self.refresh_topology().await?;
             } else {
                 self.refresh_map(self.attempt()).await?;
             }
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            sleep(pause.min(left)).await;
+            let remaining = self.deadline.saturating_duration_since(Instant::now());
+            sleep(pause.min(remaining)).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
     }
@@ -269,7 +269,7 @@ impl Nodes {
         &mut self,
         missing: &BTreeSet<Vbid>,
         answers: &mut BTreeMap<Vbid, A>,
-        question: &Arc<Question<A>>,
+        request: &Arc<NodeRequest<A>>,
     ) -> Result<Option<(Vbid, Error)>, Error> {
         let mut by_address = self.bucket.by_address(missing.iter().copied());
         let nowhere = by_address.remove(&None).unwrap_or_default();
@@ -280,11 +280,11 @@ impl Nodes {
             self.failures.unplaced(*vbid, error);
         }
         let nodes = by_address.into_iter().filter_map(|(at, vbids)| Some((at?, vbids))).collect();
-        for visited in self.visit(nodes, question, self.attempt()).await {
+        for visited in self.visit(nodes, request, self.attempt()).await {
             match (visited.answers, visited.vbids.first()) {
-                (Ok(told), _) => {
+                (Ok(answered), _) => {
                     self.failures.answered(&visited.address);
-                    answers.extend(told);
+                    answers.extend(answered);
                 }
                 (Err(error), Some(&vbid)) if self.bucket.may_pass(&error) => {
                     self.failures.failed(&visited.address, &error);
@@ -303,24 +303,24 @@ impl Nodes {
         if self.is_for_stream {
             return self.bucket.connect_timeout();
         }
-        let left = self.deadline.saturating_duration_since(Instant::now());
-        (left * 3 / 4).max(PAUSE)
+        let remaining = self.deadline.saturating_duration_since(Instant::now());
+        (remaining * 3 / 4).max(PAUSE)
     }
 
     /// Sends requests to these nodes concurrently, so that none delays the others.
     pub(super) async fn visit<A: Send + 'static>(
         &mut self,
         nodes: BTreeMap<Address, Vec<Vbid>>,
-        question: &Arc<Question<A>>,
+        request: &Arc<NodeRequest<A>>,
         limit: Duration,
     ) -> Vec<Visited<A>> {
         let mut visits = JoinSet::new();
         for (address, vbids) in nodes {
             let (bucket, opening) = (Arc::clone(&self.bucket), self.opening.clone());
-            let (question, kept) = (Arc::clone(question), self.connections.remove(&address));
+            let (request, kept) = (Arc::clone(request), self.connections.remove(&address));
             visits.spawn(async move {
                 let connect = bucket.connect_to(&address, opening.as_ref(), limit);
-                let asked = ask_node(&bucket, &question, &vbids, kept, connect, limit).await;
+                let asked = ask_node(&bucket, &request, &vbids, kept, connect, limit).await;
                 (address, vbids, asked)
             });
         }
@@ -338,7 +338,7 @@ impl Nodes {
     }
 
     /// Fetches the newest map from any reachable node: an unreachable one may have left.
-    async fn find_out_who_is_left(&mut self) -> Result<(), Error> {
+    async fn refresh_topology(&mut self) -> Result<(), Error> {
         match timeout(self.attempt(), Box::pin(self.bucket.fetch_map())).await {
             Ok(Err(error)) if !self.bucket.may_pass(&error) => Err(error),
             Ok(_) | Err(_) => Ok(()),
@@ -377,7 +377,7 @@ impl Nodes {
 /// dead, or busy with an answer that nobody waits for.
 async fn ask_node<A>(
     bucket: &Bucket,
-    question: &Question<A>,
+    request: &NodeRequest<A>,
     vbids: &[Vbid],
     kept: Option<NodeConnection>,
     connect: impl Future<Output = Result<NodeConnection, Error>>,
@@ -385,14 +385,14 @@ async fn ask_node<A>(
 ) -> Result<(NodeConnection, BTreeMap<Vbid, A>), Error> {
     let deadline = Instant::now() + limit;
     if let Some(mut connection) = kept
-        && let asked = question.ask(bucket, &mut connection, vbids)
+        && let asked = request.ask(bucket, &mut connection, vbids)
         && let Ok(Ok(answers)) = timeout(limit / 2, asked).await
     {
         return Ok((connection, answers));
     }
     let connection = timeout_at(deadline, connect).await;
     let mut connection = connection.unwrap_or_else(|_| Err(late(limit)))?;
-    let answers = timeout_at(deadline, question.ask(bucket, &mut connection, vbids)).await;
+    let answers = timeout_at(deadline, request.ask(bucket, &mut connection, vbids)).await;
     match answers.unwrap_or_else(|_| Err(late(limit))) {
         Ok(answers) => Ok((connection, answers)),
         Err(error) => Err(error.of_node(&connection.address)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::queue::Link;
+use crate::queue::SharedState;
 
 /// Bytes up to which streams are still reopened, so that a reader that is merely slower than the
 /// server does not wait whenever a connection is lost; half a flow-control buffer if that is less.
@@ -14,25 +14,25 @@ const BATCH: u64 = 4 * 1024;
 /// Every connection has its own flow-control buffer: without this limit, each one lost while the
 /// application pauses would leave another buffer full of changes in memory.
 #[derive(Debug, Default)]
-pub(super) struct Backlog(Vec<Arc<Link>>);
+pub(super) struct Backlog(Vec<Arc<SharedState>>);
 
 impl Backlog {
     /// Adds an ended connection.
-    pub(super) fn add(&mut self, link: Arc<Link>) {
-        self.0.push(link);
+    pub(super) fn add(&mut self, shared: Arc<SharedState>) {
+        self.0.push(shared);
     }
 
     /// Whether streams must not be reopened; `open` are the connections that have not ended.
     pub(super) fn is_full<'a>(
         &mut self,
-        open: impl Iterator<Item = &'a Arc<Link>>,
+        open: impl Iterator<Item = &'a Arc<SharedState>>,
         buffer_size: u32,
     ) -> bool {
         let room = ROOM.min(u64::from(buffer_size) / 2);
-        self.0.retain(|link| link.has_queued());
-        let bytes: u64 = self.0.iter().map(|link| link.queued_bytes()).sum();
-        let batches = self.0.iter().map(|link| link.queued()).sum::<usize>()
-            + open.map(|link| link.queued()).sum::<usize>();
+        self.0.retain(|shared| shared.has_queued());
+        let bytes: u64 = self.0.iter().map(|shared| shared.queued_bytes()).sum();
+        let batches = self.0.iter().map(|shared| shared.queued()).sum::<usize>()
+            + open.map(|shared| shared.queued()).sum::<usize>();
         bytes.saturating_add(batches as u64 * BATCH) > room
     }
 }
@@ -46,18 +46,18 @@ mod tests {
 
     const BUFFER: u32 = 1 << 20;
 
-    fn put(queue: &Queue<()>, link: &Arc<Link>, bytes: u64) {
-        let credit = Credit::new(Arc::clone(link), bytes);
+    fn put(queue: &Queue<()>, shared: &Arc<SharedState>, bytes: u64) {
+        let credit = Credit::new(Arc::clone(shared), bytes);
         queue.push(Entry::Batch(Queued { batch: (), rows: 1, positions: Vec::new(), credit }));
     }
 
     #[test]
     fn what_ended_connections_have_delivered_counts_until_it_is_taken() {
-        let (queue, link) = (Queue::new(), Arc::<Link>::default());
+        let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
-        put(&queue, &link, u64::from(BUFFER / 2));
-        assert!(!backlog.is_full([&link].into_iter(), BUFFER), "its server waits for it");
-        backlog.add(Arc::clone(&link));
+        put(&queue, &shared, u64::from(BUFFER / 2));
+        assert!(!backlog.is_full([&shared].into_iter(), BUFFER), "its server waits for it");
+        backlog.add(Arc::clone(&shared));
         assert!(backlog.is_full([].into_iter(), BUFFER));
         assert!(!backlog.is_full([].into_iter(), 2 * BUFFER), "a larger buffer has more room");
         let _ = queue.poll_pop(&mut Context::from_waker(Waker::noop()));
@@ -67,21 +67,21 @@ mod tests {
 
     #[test]
     fn room_for_changes_does_not_grow_with_the_buffer_forever() {
-        let (queue, link) = (Queue::new(), Arc::<Link>::default());
+        let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
-        put(&queue, &link, ROOM);
-        backlog.add(link);
+        put(&queue, &shared, ROOM);
+        backlog.add(shared);
         assert!(backlog.is_full([].into_iter(), u32::MAX));
     }
 
     #[test]
     fn small_batches_count_by_their_number_on_open_connections_too() {
-        let (queue, link) = (Queue::new(), Arc::<Link>::default());
+        let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
         let most = u64::from(BUFFER / 2) / BATCH;
-        (0..most).for_each(|_| put(&queue, &link, 1));
-        assert!(!backlog.is_full([&link].into_iter(), BUFFER));
-        put(&queue, &link, 1);
-        assert!(backlog.is_full([&link].into_iter(), BUFFER));
+        (0..most).for_each(|_| put(&queue, &shared, 1));
+        assert!(!backlog.is_full([&shared].into_iter(), BUFFER));
+        put(&queue, &shared, 1);
+        assert!(backlog.is_full([&shared].into_iter(), BUFFER));
     }
 }

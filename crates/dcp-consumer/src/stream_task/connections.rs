@@ -14,14 +14,14 @@ use super::log::CLUSTER;
 use super::placement::SETTLED;
 use crate::connect::ConnectionId;
 use crate::driver::{Command, PersistedTo};
-use crate::queue::Link;
+use crate::queue::SharedState;
 use crate::retry::Backoff;
 use crate::{Chain, Error};
 
 /// A connection in use.
 pub(super) struct Up {
     pub(super) id: ConnectionId,
-    link: Arc<Link>,
+    shared: Arc<SharedState>,
     commands: mpsc::UnboundedSender<Command>,
 }
 
@@ -88,7 +88,7 @@ pub(super) enum Assignment {
 
 /// A connection that was lost.
 pub(super) struct Lost {
-    pub(super) link: Arc<Link>,
+    pub(super) shared: Arc<SharedState>,
     /// Whether this begins an outage, rather than being another failure in one.
     pub(super) is_outage: bool,
 }
@@ -131,11 +131,11 @@ impl Connections {
         &mut self,
         address: &Address,
         id: ConnectionId,
-        link: Arc<Link>,
+        shared: Arc<SharedState>,
         commands: mpsc::UnboundedSender<Command>,
     ) {
         if let Some(node) = self.nodes.get_mut(address) {
-            node.slot = Slot::Up(Up { id, link, commands });
+            node.slot = Slot::Up(Up { id, shared, commands });
         }
     }
 
@@ -188,9 +188,9 @@ impl Connections {
         node.failures = node.failures.saturating_add(1);
         node.error = Some(cause);
         let slot = std::mem::replace(&mut node.slot, Slot::Waiting(now + wait));
-        let Slot::Up(Up { link, .. }) = slot else { return None };
-        self.backlog.add(Arc::clone(&link));
-        Some(Lost { link, is_outage })
+        let Slot::Up(Up { shared, .. }) = slot else { return None };
+        self.backlog.add(Arc::clone(&shared));
+        Some(Lost { shared, is_outage })
     }
 
     /// Drops idle connections to nodes without active vBuckets, which may have left the cluster, and
@@ -199,7 +199,7 @@ impl Connections {
         &mut self,
         data_nodes: &BTreeSet<Address>,
         used: impl FnOnce() -> HashSet<ConnectionId>,
-    ) -> Vec<Arc<Link>> {
+    ) -> Vec<Arc<SharedState>> {
         let mut retired = Vec::new();
         if self.nodes.keys().all(|address| data_nodes.contains(address)) {
             return retired;
@@ -208,21 +208,21 @@ impl Connections {
         self.nodes.retain(|address, node| {
             let keep =
                 data_nodes.contains(address) || node.id().is_some_and(|id| used.contains(&id));
-            if !keep && let Slot::Up(Up { link, .. }) = &node.slot {
+            if !keep && let Slot::Up(Up { shared, .. }) = &node.slot {
                 // Its task ends when the sender of its commands is dropped.
-                retired.push(Arc::clone(link));
+                retired.push(Arc::clone(shared));
             }
             keep
         });
-        retired.iter().for_each(|link| self.backlog.add(Arc::clone(link)));
+        retired.iter().for_each(|shared| self.backlog.add(Arc::clone(shared)));
         retired
     }
 
     /// Closes all connections at the end of the stream.
     pub(super) fn close(&mut self) {
         for node in std::mem::take(&mut self.nodes).into_values() {
-            if let Slot::Up(Up { link, .. }) = node.slot {
-                link.close();
+            if let Slot::Up(Up { shared, .. }) = node.slot {
+                shared.close();
             }
         }
     }
@@ -230,7 +230,7 @@ impl Connections {
     /// Whether streams must not be reopened before the application has taken changes of ended
     /// connections; connections have flow-control buffers of this size.
     pub(super) fn is_backlogged(&mut self, buffer_size: u32) -> bool {
-        let open = self.nodes.values().filter_map(Node::up).map(|up| &up.link);
+        let open = self.nodes.values().filter_map(Node::up).map(|up| &up.shared);
         self.backlog.is_full(open, buffer_size)
     }
 
@@ -323,11 +323,14 @@ mod tests {
 
     type Commands = mpsc::UnboundedReceiver<Command>;
 
-    fn open(connections: &mut Connections, port: u16) -> (ConnectionId, Arc<Link>, Commands) {
+    fn open(
+        connections: &mut Connections,
+        port: u16,
+    ) -> (ConnectionId, Arc<SharedState>, Commands) {
         let id = connections.begin(&node(port));
-        let (link, (commands, receiver)) = (Arc::default(), mpsc::unbounded_channel());
-        connections.opened(&node(port), id, Arc::clone(&link), commands);
-        (id, link, receiver)
+        let (shared, (commands, receiver)) = (Arc::default(), mpsc::unbounded_channel());
+        connections.opened(&node(port), id, Arc::clone(&shared), commands);
+        (id, shared, receiver)
     }
 
     /// How long the node is not tried again, to the millisecond.
@@ -398,7 +401,7 @@ mod tests {
     #[test]
     fn connections_to_nodes_that_have_left_are_retired_once_they_are_unused() {
         let mut connections = Connections::default();
-        let (first, first_link, _commands) = open(&mut connections, 1);
+        let (first, first_shared, _commands) = open(&mut connections, 1);
         let (second, ..) = open(&mut connections, 2);
         let both = BTreeSet::from([node(1), node(2)]);
         let unused = || panic!("nobody has left");
@@ -407,7 +410,7 @@ mod tests {
         let second_only = BTreeSet::from([node(2)]);
         assert!(connections.retire(&second_only, || HashSet::from([first])).is_empty(), "used");
         let retired = connections.retire(&second_only, HashSet::new);
-        assert!(matches!(&retired[..], [link] if Arc::ptr_eq(link, &first_link)));
+        assert!(matches!(&retired[..], [shared] if Arc::ptr_eq(shared, &first_shared)));
         assert_eq!(connections.ids(), BTreeSet::from([second]));
     }
 

@@ -46,7 +46,7 @@ use crate::connection::{NodeConnection, now, sleep_until};
 use crate::driver::{Command, Driver};
 use crate::error::Seconds;
 use crate::events::StreamEvent;
-use crate::queue::{Entry, Link, Queue};
+use crate::queue::{Entry, Queue, SharedState};
 use crate::{Error, ErrorKind};
 
 /// Longest time to prepare connections for the next stream.
@@ -258,8 +258,8 @@ impl<S: BatchSink> StreamTask<S> {
     /// Closes connections to nodes that no longer have active vBuckets.
     fn retire_connections(&mut self) {
         let used = || self.placement.placed().into_iter().map(|(_, on)| on).collect();
-        for link in self.connections.retire(self.map.data_nodes(), used) {
-            self.stats.fold(&link);
+        for shared in self.connections.retire(self.map.data_nodes(), used) {
+            self.stats.fold(&shared);
         }
     }
 
@@ -356,21 +356,22 @@ impl<S: BatchSink> StreamTask<S> {
             ..connection.machine.config().clone()
         };
         connection.machine = connection.machine.reuse(config, now());
-        let (link, (commands, receiver)) = (Arc::<Link>::default(), mpsc::unbounded_channel());
-        self.connections.opened(&connection.address, id, Arc::clone(&link), commands);
+        let (shared, (commands, receiver)) =
+            (Arc::<SharedState>::default(), mpsc::unbounded_channel());
+        self.connections.opened(&connection.address, id, Arc::clone(&shared), commands);
         let driver = Driver {
             id,
             connection,
             sink: (self.make_sink)(),
             policy: self.config.batch,
             queue: Arc::clone(&self.queue),
-            link: Arc::clone(&link),
+            shared: Arc::clone(&shared),
             commands: receiver,
             reports: self.children.reports(),
             cancel: self.cancel.clone(),
         };
         self.children.drive(driver, self.config.opening.clone());
-        self.stats.update(|_, links| links.push(link));
+        self.stats.update(|_, connections| connections.push(shared));
     }
 
     /// Tells open connections what to leave out.

@@ -43,8 +43,8 @@ impl<S: BatchSink> StreamTask<S> {
                 self.config.exclude(&exclusions);
                 self.exclude(&exclusions);
             }
-            Report::Map(link) => {
-                if let Some(json) = link.take_map()
+            Report::Map(shared) => {
+                if let Some(json) = shared.take_map()
                     && let Some(address) = self.connections.address_of(id)
                 {
                     self.bucket.apply_json(address, &json);
@@ -136,7 +136,7 @@ impl<S: BatchSink> StreamTask<S> {
             if lost.is_outage {
                 self.stats.update(|stats, _| stats.reconnects += 1);
             }
-            self.stats.fold(&lost.link);
+            self.stats.fold(&lost.shared);
         }
         Ok(())
     }

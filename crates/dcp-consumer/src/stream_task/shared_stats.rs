@@ -9,7 +9,7 @@ use dcp_wire::{CollectionId, Seqno, Vbid};
 use tokio::sync::Notify;
 
 use crate::events::EventLog;
-use crate::queue::Link;
+use crate::queue::SharedState;
 use crate::{StreamStats, VbucketState};
 
 /// State of a vBucket besides the application's position.
@@ -42,7 +42,7 @@ pub(crate) type KnownCollections = BTreeMap<CollectionId, KnownCollection>;
 /// Figures of a stream, written by its task and read by the application.
 #[derive(Debug, Default)]
 pub(crate) struct SharedStats {
-    inner: Mutex<(StreamStats, Vec<Arc<Link>>)>,
+    inner: Mutex<(StreamStats, Vec<Arc<SharedState>>)>,
     pub(super) vbuckets: Mutex<Vec<KnownVbucket>>,
     collections: Mutex<KnownCollections>,
     /// Whether the application has read the lag of collections.
@@ -56,10 +56,10 @@ pub(crate) struct SharedStats {
 impl SharedStats {
     pub(crate) fn snapshot(&self) -> StreamStats {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let (mut stats, links) = (inner.0, &inner.1);
-        for link in links {
-            let (counted, waiting) = link.stats();
-            let (buffered, is_awaited) = link.buffered();
+        let (mut stats, connections) = (inner.0, &inner.1);
+        for shared in connections {
+            let (counted, waiting) = shared.stats();
+            let (buffered, is_awaited) = shared.buffered();
             stats.connection.add(&counted);
             stats.buffered_bytes += buffered;
             stats.leftover_bytes += if is_awaited { 0 } else { buffered };
@@ -108,18 +108,18 @@ impl SharedStats {
     }
 
     /// Adds the counters of an ended connection, and remembers what is still to be taken from it.
-    pub(super) fn fold(&self, link: &Link) {
-        link.close();
-        self.update(|stats, links| {
-            stats.connection.add(&link.take_stats());
-            links.retain(|link| link.buffered().1 || link.has_queued());
+    pub(super) fn fold(&self, shared: &SharedState) {
+        shared.close();
+        self.update(|stats, connections| {
+            stats.connection.add(&shared.take_stats());
+            connections.retain(|shared| shared.buffered().1 || shared.has_queued());
         });
     }
 
-    pub(super) fn update(&self, change: impl FnOnce(&mut StreamStats, &mut Vec<Arc<Link>>)) {
+    pub(super) fn update(&self, change: impl FnOnce(&mut StreamStats, &mut Vec<Arc<SharedState>>)) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let (stats, links) = &mut *inner;
-        change(stats, links);
+        let (stats, connections) = &mut *inner;
+        change(stats, connections);
     }
 }
 

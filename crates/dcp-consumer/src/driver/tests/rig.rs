@@ -217,7 +217,7 @@ impl Server {
             sink: Seqnos::default(),
             policy,
             queue: Arc::clone(&queue),
-            link: Arc::default(),
+            shared: Arc::default(),
             commands: receiver,
             reports: sender,
             cancel: cancel.clone(),

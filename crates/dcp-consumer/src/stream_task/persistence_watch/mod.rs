@@ -346,11 +346,11 @@ impl PersistenceWatch {
             let is_left = waits >= LEFT_BEHIND && vbuuid != watched.vbuuid;
             is_left.then_some((vbid, watched.on))
         };
-        let left: Vec<_> = self.vbuckets.iter().filter_map(left_behind).collect();
-        for (vbid, _) in &left {
+        let removed: Vec<_> = self.vbuckets.iter().filter_map(left_behind).collect();
+        for (vbid, _) in &removed {
             self.vbuckets.remove(vbid);
         }
-        left
+        removed
     }
 
     /// vBuckets whose changes stay unpersisted for too long, once each, and for how long.

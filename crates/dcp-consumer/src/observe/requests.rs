@@ -1,4 +1,4 @@
-//! What nodes are asked about vBuckets outside of streams that deliver changes.
+//! Requests to nodes about vBuckets, outside of streams that deliver changes.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,13 @@ type Answers<A> = Result<BTreeMap<Vbid, A>, Error>;
 type Request = dyn Fn(&mut Connection, &[Vbid]) + Send + Sync;
 type Read<A> = dyn Fn(Vec<Event>, &[Vbid]) -> Answers<A> + Send + Sync;
 
-/// What nodes are asked about some vBuckets each: the requests, and how their answers are read.
-pub(super) struct Question<A> {
+/// A request to each node about some of its vBuckets, and how the answers are read.
+pub(super) struct NodeRequest<A> {
     request: Box<Request>,
     read: Box<Read<A>>,
 }
 
-impl<A> Question<A> {
+impl<A> NodeRequest<A> {
     fn new(
         request: impl Fn(&mut Connection, &[Vbid]) + Send + Sync + 'static,
         read: impl Fn(Vec<Event>, &[Vbid]) -> Answers<A> + Send + Sync + 'static,
@@ -50,12 +50,12 @@ impl<A> Question<A> {
 }
 
 /// No request: a connection is enough.
-pub(super) fn nothing() -> Question<()> {
-    Question::new(|_, _| {}, |_, vbids| Ok(vbids.iter().map(|&vbid| (vbid, ())).collect()))
+pub(super) fn nothing() -> NodeRequest<()> {
+    NodeRequest::new(|_, _| {}, |_, vbids| Ok(vbids.iter().map(|&vbid| (vbid, ())).collect()))
 }
 
 /// Highest seqnos of the node's active vBuckets.
-pub(super) fn high_seqnos() -> Question<Seqno> {
+pub(super) fn high_seqnos() -> NodeRequest<Seqno> {
     let read = |answers: Vec<Event>, _: &[Vbid]| {
         let seqnos = answers.into_iter().filter_map(|answer| match answer {
             Event::HighSeqnos(seqnos) => Some(seqnos),
@@ -63,11 +63,11 @@ pub(super) fn high_seqnos() -> Question<Seqno> {
         });
         Ok(seqnos.flatten().collect())
     };
-    Question::new(|machine, _| machine.request_high_seqnos(), read)
+    NodeRequest::new(|machine, _| machine.request_high_seqnos(), read)
 }
 
 /// Failover logs of vBuckets active on the node.
-pub(super) fn failover_logs() -> Question<FailoverLog> {
+pub(super) fn failover_logs() -> NodeRequest<FailoverLog> {
     let read = |answers: Vec<Event>, _: &[Vbid]| {
         let logs = answers.into_iter().filter_map(|answer| match answer {
             Event::FailoverLog(vbid, log) => Some((vbid, log)),
@@ -75,20 +75,20 @@ pub(super) fn failover_logs() -> Question<FailoverLog> {
         });
         Ok(logs.collect())
     };
-    Question::new(Connection::request_failover_logs, read)
+    NodeRequest::new(Connection::request_failover_logs, read)
 }
 
 /// Seqnos in memory and on disk of copies that were last observed on these branches.
-pub(super) fn observed_seqnos(branches: BTreeMap<Vbid, Vbuuid>) -> Question<ObservedSeqno> {
+pub(super) fn observed_seqnos(branches: BTreeMap<Vbid, Vbuuid>) -> NodeRequest<ObservedSeqno> {
     let request = move |machine: &mut Connection, vbids: &[Vbid]| {
         let branch = |vbid: &Vbid| Some((*vbid, *branches.get(vbid)?));
         machine.request_observed_seqnos(&vbids.iter().filter_map(branch).collect::<Vec<_>>());
     };
-    Question::new(request, |answers, _| Ok(persisted::observed_seqnos(answers)))
+    NodeRequest::new(request, |answers, _| Ok(persisted::observed_seqnos(answers)))
 }
 
 /// Purge seqnos; `None` if the node does not report them.
-pub(super) fn purge_seqnos() -> Question<Option<Seqno>> {
+pub(super) fn purge_seqnos() -> NodeRequest<Option<Seqno>> {
     let read = |answers: Vec<Event>, vbids: &[Vbid]| {
         let seqnos = answers.into_iter().find_map(|answer| match answer {
             Event::PurgeSeqnos(seqnos) => seqnos,
@@ -101,7 +101,7 @@ pub(super) fn purge_seqnos() -> Question<Option<Seqno>> {
         };
         Ok(vbids.iter().filter_map(seqno).collect())
     };
-    Question::new(|machine, _| machine.request_purge_seqnos(), read)
+    NodeRequest::new(|machine, _| machine.request_purge_seqnos(), read)
 }
 
 /// The seqnos that streams from these positions are rolled back to, if any: each is opened to end
@@ -109,7 +109,7 @@ pub(super) fn purge_seqnos() -> Question<Option<Seqno>> {
 pub(super) fn rollbacks(
     positions: BTreeMap<Vbid, Position>,
     filter: StreamFilter,
-) -> Question<Option<Seqno>> {
+) -> NodeRequest<Option<Seqno>> {
     let request = move |machine: &mut Connection, vbids: &[Vbid]| {
         machine.set_filter(filter.clone());
         for (&vbid, position) in vbids.iter().filter_map(|vbid| positions.get_key_value(vbid)) {
@@ -137,7 +137,7 @@ pub(super) fn rollbacks(
         };
         ended.filter_map(rollback).collect()
     };
-    Question::new(request, read)
+    NodeRequest::new(request, read)
 }
 
 /// Highest seqnos that any of these collections has in the node's active vBuckets; 0 if they have
@@ -145,7 +145,7 @@ pub(super) fn rollbacks(
 ///
 /// A node leaves out a vBucket in which a collection has no data, just as one that has moved. So the
 /// seqnos of whole vBuckets are requested before and after: those in both answers have not moved.
-pub(super) fn collection_seqnos(collections: Vec<CollectionId>) -> Question<Seqno> {
+pub(super) fn collection_seqnos(collections: Vec<CollectionId>) -> NodeRequest<Seqno> {
     let has_none = collections.is_empty();
     let request = move |machine: &mut Connection, _: &[Vbid]| {
         machine.request_high_seqnos();
@@ -179,7 +179,7 @@ pub(super) fn collection_seqnos(collections: Vec<CollectionId>) -> Question<Seqn
         let seqno = |&vbid: &Vbid| (vbid, highest.get(&vbid).copied().unwrap_or_default());
         Ok(stayed.map(seqno).collect())
     };
-    Question::new(request, read)
+    NodeRequest::new(request, read)
 }
 
 #[cfg(test)]
@@ -195,9 +195,9 @@ mod tests {
     #[test]
     fn ax_15_a_vbucket_without_the_collection_is_left_out_as_one_that_has_moved() {
         let collections = [CollectionId(9), CollectionId(10)];
-        let question = collection_seqnos(collections.to_vec());
+        let request = collection_seqnos(collections.to_vec());
         let mut server = Harness::new(ConnectionConfig { collections: true, ..config() });
-        (question.request)(&mut server.machine, &[]);
+        (request.request)(&mut server.machine, &[]);
         let requests = server.packets();
         let collection = |at: usize| {
             let frame: Frame<'_> = requests[at].frame();
@@ -217,13 +217,13 @@ mod tests {
                 Event::HighSeqnos(whole[..2].to_vec()),
             ]
         };
-        let seqnos = (question.read)(answers(Ok(vec![])), &[]).unwrap();
+        let seqnos = (request.read)(answers(Ok(vec![])), &[]).unwrap();
         assert_eq!(seqnos, [seqno(1, 8), seqno(3, 0)].into());
-        let refused = (question.read)(answers(Err(Status::EACCESS)), &[]).unwrap_err();
+        let refused = (request.read)(answers(Err(Status::EACCESS)), &[]).unwrap_err();
         assert_eq!(refused.status(), Some(Status::EACCESS));
         let mut without = answers(Ok(vec![]));
         without.remove(1);
-        assert_eq!((question.read)(without, &[]).unwrap_err().kind(), ErrorKind::Unsupported);
+        assert_eq!((request.read)(without, &[]).unwrap_err().kind(), ErrorKind::Unsupported);
     }
 
     /// A position inside a snapshot and past a change of collections.
@@ -237,9 +237,9 @@ mod tests {
     fn a_rollback_is_looked_for_with_the_request_of_a_stream() {
         let filter = StreamFilter::Collections(vec![CollectionId(9)]);
         let (of_one, vbids) = ([(Vbid(3), position())].into(), [Vbid(3), Vbid(4)]);
-        let question = rollbacks(of_one, filter);
+        let request = rollbacks(of_one, filter);
         let mut server = Harness::new(ConnectionConfig { collections: true, ..config() });
-        (question.request)(&mut server.machine, &vbids);
+        (request.request)(&mut server.machine, &vbids);
         let requests = server.packets();
         assert_eq!(requests.len(), 1, "only of positions that are known");
         let frame = requests[0].frame();
@@ -263,10 +263,10 @@ mod tests {
         };
         let refused =
             |status| EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
-        let question = rollbacks(BTreeMap::new(), StreamFilter::All);
+        let request = rollbacks(BTreeMap::new(), StreamFilter::All);
         let read = |cause| {
             let from = Box::new(StreamPosition::new(position()));
-            (question.read)(vec![Event::StreamEnded { vbid: Vbid(3), cause, from }], &[])
+            (request.read)(vec![Event::StreamEnded { vbid: Vbid(3), cause, from }], &[])
         };
         let at_zero = EndCause::Refused(OpenStreamError::RollbackAtZero);
         for (cause, verdict) in [

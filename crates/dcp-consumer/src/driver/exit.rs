@@ -10,7 +10,7 @@ use crate::connection::Lost;
 use crate::{Error, ErrorKind};
 
 /// How a connection's task ends.
-pub(super) enum Over {
+pub(super) enum Exit {
     /// The connection cannot be used any longer.
     Lost(Error),
     /// The sink failed.
@@ -19,7 +19,7 @@ pub(super) enum Over {
     Dismissed,
 }
 
-impl Over {
+impl Exit {
     /// The connection to `peer` is lost.
     pub(super) fn of(peer: &Address, lost: Lost) -> Self {
         use ConnectionError as Ended;
@@ -45,7 +45,7 @@ impl Over {
     }
 }
 
-impl From<SinkError> for Over {
+impl From<SinkError> for Exit {
     fn from(error: SinkError) -> Self {
         Self::Sink(error)
     }
