@@ -3,9 +3,11 @@
 `kept/0.2.0.tar.xz` has a bucket (`data`, four vBuckets, one of them rolled back) and what that
 release made of it: for each target and mode a table of JSON and one of `n BIGINT, city STRING`,
 and checkpoints. Iceberg's metadata names files by whole paths, so all is unpacked where it was.
+`kept/spark_offsets-0.2.0.json` has the offsets that a Spark query of that bucket had stored.
 """
 
 import itertools
+import json
 import shutil
 import tarfile
 from pathlib import Path
@@ -15,9 +17,12 @@ import pytest
 
 import dcp_rs
 import replicas
+from dcp_rs.spark import ReadOptions, read_partition
+from dcp_rs.spark.driver import Driver
 
 _PLACE = Path("/tmp/dcp_rs-kept-0.2.0")
 _ARCHIVE = Path(__file__).parent / "kept" / "0.2.0.tar.xz"
+_OFFSETS = _ARCHIVE.with_name("spark_offsets-0.2.0.json")
 _COLUMNS = {"json": None, "columns": "n BIGINT, city STRING"}
 
 
@@ -133,3 +138,39 @@ def test_a_checkpoint_of_the_release_before_resumes_where_it_was(cluster, kept, 
     ):
         rows = [row for batch in stream for row in batch.rows()]
     assert [row["key"] for row in rows] == ["later"] * (1 if hotels_only else 2)
+
+
+def connecting(cluster):
+    options = cluster.connection_options
+    return {
+        "connectionString": options.connection_string,
+        "username": options.username,
+        "password": options.password,
+        "bucket": options.bucket,
+        "persistedOnly": "false",
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "others"),
+    [
+        ("bucket", {}, 20),
+        ("hotels", {"collections": "inventory.hotel"}, 0),
+        ("keys", {"keys": "key_*,later", "ops": "mutation"}, 0),
+        ("rolled_back", {}, 20),
+    ],
+)
+def test_spark_offsets_of_the_release_before_resume_where_they_were(cluster, name, more, others):
+    start = json.loads(_OFFSETS.read_text())[name]
+    with Driver(ReadOptions.parse(connecting(cluster) | more)) as driver:
+        assert driver.end(start) == start, "another text would be another batch"
+        cluster.upsert("later", {"n": 1}, collection="inventory.hotel")
+        for n in range(20):
+            cluster.upsert(f"other_{n}", {"n": n})
+        end = driver.end(start)
+        tables = [each for task in driver.partitions(start, end) for each in read_partition(task)]
+    rows = [row for table in tables for row in table.to_pylist()]
+    assert {row["key"] for row in rows} == {"later", *(f"other_{n}" for n in range(others))}
+    assert {row["op"] for row in rows} == {"mutation"}
+    rolled_back = {row["vbucket"] for row in rows if row["epoch"]}
+    assert rolled_back == ({1} if name == "rolled_back" else set())

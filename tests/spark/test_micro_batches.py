@@ -1,12 +1,15 @@
 """Reads that follow each other, as a query's micro-batches do, and failovers between them."""
 
+import json
 import random
+import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
 import dcp_rs
-from dcp_rs.spark import SparkReadError
+from dcp_rs.spark import ReadOptions, SparkReadError
 from sequence import Job, documents, history
 
 VBUCKET = 7
@@ -354,3 +357,40 @@ def settle(cluster, job):
         cluster.persist()
         attempt(job, None)
     assert history(job.rows)
+
+
+def test_a_first_batch_that_the_release_before_planned_at_latest_is_read(tmp_path):
+    from dcp_rs.spark.schema import Projection, schema
+    from dcp_rs.spark.source import CouchbaseDcpStreamReader
+
+    kept = Path(__file__).parents[1] / "python" / "kept"
+    end = json.loads((kept / "spark_offsets-0.2.0.json").read_text())["latest"]
+    with tarfile.open(kept / "0.2.0.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    data = tmp_path / "dcp_rs-kept-0.2.0" / "data"
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, data=data) as cluster:
+        cluster.upsert("later", b"{}")
+        connection = cluster.connection_options
+        options = ReadOptions.parse(
+            {
+                "connectionString": connection.connection_string,
+                "username": connection.username,
+                "password": connection.password,
+                "bucket": "default",
+                "startingOffsets": "latest",
+            }
+        )
+        reader = CouchbaseDcpStreamReader(Projection.of(options, schema(options)))
+        # Not where a query would start that has stored nothing.
+        planned = reader.partitions(reader.initialOffset(), end)
+        assert reader.partitions(end, end) == []
+        reader.stop()
+        bounds = {
+            each.vbucket: (each.from_seqno, each.to_seqno)
+            for task in planned
+            for each in task.partition.ranges
+        }
+        assert bounds == dict(enumerate(zip(end["start"]["s"], end["s"], strict=True)))
+        rows = [row for task in planned for batch in reader.read(task) for row in batch.to_pylist()]
+        assert rows
+        assert "later" not in {row["key"] for row in rows}
