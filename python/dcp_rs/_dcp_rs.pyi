@@ -3,6 +3,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, Self, TypeVar, final
 
+from dcp_rs.planner import Range
+
 _T = TypeVar("_T")
 
 __version__: Final[str]
@@ -18,6 +20,7 @@ __all__ = [
     "EmbeddedCluster",
     "Pending",
     "Planner",
+    "ReadPlan",
     "Rows",
     "Schema",
     "__version__",
@@ -49,10 +52,10 @@ def json_depth(text: bytes) -> int | None: ...
 def open_task(
     connect: dict[str, Any],
     kept: Client | None,
-    plan: str,
+    plan: ReadPlan,
     options: dict[str, Any],
 ) -> tuple[Client, ChangeStream]: ...
-def rollback_rows(plan: str, options: dict[str, Any]) -> Rows | None: ...
+def rollback_rows(plan: ReadPlan, options: dict[str, Any]) -> Rows | None: ...
 def wanted(data: bytes) -> int: ...
 
 @final
@@ -196,7 +199,19 @@ class Planner:
         end: str,
         tasks: int | None,
         options: dict[str, Any],
-    ) -> list[tuple[str, str, list[tuple[int, int, int, int, int, bool]]]]: ...
+    ) -> list[ReadPlan]: ...
+
+@final
+class ReadPlan:
+    @staticmethod
+    def from_json(text: str) -> ReadPlan: ...
+    def to_json(self) -> str: ...
+    @property
+    def bucket_uuid(self) -> str: ...
+    @property
+    def node(self) -> str | None: ...
+    def ranges(self) -> list[Range]: ...
+    def __eq__(self, value: object, /) -> bool: ...
 
 @final
 class EmbeddedCluster:

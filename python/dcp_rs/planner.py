@@ -42,6 +42,11 @@ class Range(NamedTuple):
     rolled_back: bool
     """Whether a rollback row to `from_seqno` comes before the changes."""
 
+    @property
+    def size(self) -> int:
+        """Upper bound of the number of changes, before de-duplication."""
+        return self.to_seqno - self.from_seqno
+
 
 class Task(NamedTuple):
     """Ranges of one node."""
@@ -199,10 +204,7 @@ class Planner:
         if tasks is not None:
             _checks.integer("tasks", tasks, 1, 0xFFFF)
         planned = self._inner.plan_tasks(_begin(start), _dump("end", end), tasks, _by_name(options))
-        return [
-            Task(node, tuple(Range(*each) for each in ranges), plan)
-            for node, plan, ranges in planned
-        ]
+        return [Task(plan.node or "", tuple(plan.ranges()), plan.to_json()) for plan in planned]
 
 
 def is_offsets(text: str) -> bool:

@@ -107,7 +107,8 @@ def test_a_planned_read_leaves_the_same_rows_out(cluster, client):
     start, end = planner.earliest(), planner.end(planner.earliest(), options)
     read = set()
     for task in planner.tasks(start, end, 2, options):
-        reader, stream = _dcp_rs.open_task(vars(cluster.connection_options), None, task.plan, {})
+        plan = _dcp_rs.ReadPlan.from_json(task.plan)
+        reader, stream = _dcp_rs.open_task(vars(cluster.connection_options), None, plan, {})
         read |= {row["key"] for batch in dcp_rs.ChangeStream(stream) for row in batch.rows()}
         reader.close()
     assert read == {"a1", "a2"}

@@ -34,7 +34,8 @@ def test_a_planned_read_delivers_exactly_up_to_its_end(single, persisted_only):
             time.sleep(0.01)
         (task,) = planner.tasks(start, end, 1, options)
         connection = vars(cluster.connection_options)
-        reader, stream = _dcp_rs.open_task(connection, None, task.plan, {})
+        plan = _dcp_rs.ReadPlan.from_json(task.plan)
+        reader, stream = _dcp_rs.open_task(connection, None, plan, {})
         found = seqnos(dcp_rs.ChangeStream(stream))
         read += found
         lengths.append(len(found))

@@ -15,6 +15,7 @@ import pytest
 import dcp_rs
 import dcp_rs.spark
 from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
+from dcp_rs.spark.driver import Driver
 
 ERRORS = Path(__file__).parents[2] / "docs/reference/errors.md"
 MODULES = sorted(
@@ -141,6 +142,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "Client": dcp_rs.Client,
         "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,
+        "ReadPlan": dcp_rs.spark.Partition,
         "Rows": dcp_rs.spark.MapInArrowTask,
         "EmbeddedCluster": dcp_rs.testing.EmbeddedCluster,
         "Schema": dcp_rs.Schema,
@@ -152,6 +154,8 @@ def test_every_class_of_the_extension_is_wrapped():
         bases = inspect.getmro(wrappers[name])[:-1]
         if name == "Client":
             bases += (dcp_rs.AsyncClient,)
+        if name == "ReadPlan":
+            bases += (planner.Planner, Driver)
         source = "".join(inspect.getsource(inspect.getmodule(base)) for base in bases)
         for member in vars(each):
             if not member.startswith("__"):

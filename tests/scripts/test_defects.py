@@ -89,7 +89,7 @@ def test_a_text_that_is_not_there_once_is_an_error(text, tmp_path):
 
 def test_a_test_is_run_where_it_lies():
     places = {
-        "dcp-proto/src/micro_batch/tests.rs: a": ("-p", "dcp-proto", "--lib"),
+        "dcp-proto/src/plan/tests.rs: a": ("-p", "dcp-proto", "--lib"),
         "tests/sim/worlds/main.rs: b": ("--release", "-p", "dcp-sim", "--test", "worlds"),
         "dcp-arrow/tests/it/values.rs: c": ("-p", "dcp-arrow", "--test", "it"),
         "tests/python/test_rows.py: d": ("pytest", "tests/python/test_rows.py"),

@@ -2,9 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::consumer::{Delivery, EndKind, Exclusions, StreamFilter, StreamPosition};
+use dcp_proto::consumer::{Delivery, StreamFilter};
+use dcp_proto::plan::{Ends, ReadPlan, VbucketRange};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
 use dcp_wire::message::ObservedSeqno;
@@ -133,40 +135,38 @@ impl Client {
         make_sink: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<ChangeStream<S::Batch>, Error> {
         self.check_open()?;
-        let plan = Box::pin(self.plan(&options)).await;
-        let plan = plan.map_err(|error| self.bucket.explain(error))?;
-        let Plan { config, checkpoint, vbuckets, complete, connections } = plan;
-        let now = tokio::time::Instant::now().into_std();
-        // Time to connect, and to get an answer.
-        let attempt = self.bucket.connect_timeout().saturating_mul(2);
-        let patience = (options.retry_timeout, attempt);
-        let mut placement = Placement::new(vbuckets, patience, now, self.bucket.randomness());
-        let empty = complete.clone();
-        placement.add_complete(complete);
-        let queue = Arc::new(Queue::new());
-        let stats = Arc::new(SharedStats::default());
-        if options.persisted_only && !config.delivery.persisted_only {
-            tracing::warn!("persisted_only has no effect on an ephemeral bucket");
-            stats.events.push(StreamEvent::NothingPersisted);
-        }
-        for vbid in empty {
-            let caught_up = CaughtUp { vbid, seqno: Seqno::ZERO, epoch: 0 };
-            stats.events.push(StreamEvent::CaughtUp(caught_up));
-        }
-        let cancel = self.closed.child_token();
-        let task = StreamTask::new(
-            Arc::clone(&self.bucket),
-            config,
-            placement,
-            Box::new(make_sink),
-            Arc::clone(&queue),
-            Arc::clone(&stats),
-            cancel.clone(),
-        );
-        tokio::spawn(task.run(connections));
-        let is_manual = options.acknowledge == Acknowledge::Manual;
-        let acks = Acknowledger::new(is_manual, &checkpoint);
-        Ok(ChangeStream::new(queue, checkpoint, acks, stats, cancel))
+        let resolved = Box::pin(self.resolve(&options)).await;
+        let (plan, opened) = resolved.map_err(|error| self.bucket.explain(error))?;
+        self.start(&plan, opened, &options, make_sink)
+    }
+
+    /// Plans what a stream with these options would read, without reading it. The plan can be sent
+    /// elsewhere and [run](Self::run) there; with [`End::Now`], it ends with what there is now.
+    ///
+    /// # Errors
+    /// As [`Client::stream`].
+    pub async fn plan(&self, options: &StreamOptions) -> Result<ReadPlan, Error> {
+        self.check_open()?;
+        let resolved = Box::pin(self.resolve(options)).await;
+        Ok(resolved.map_err(|error| self.bucket.explain(error))?.0)
+    }
+
+    /// Opens the stream of a plan. `options` only say how its changes are delivered: what is read is
+    /// the plan's.
+    ///
+    /// # Errors
+    /// As [`Client::stream`]; [`ErrorKind::Checkpoint`] if the plan is of another bucket.
+    pub async fn run<S: BatchSink>(
+        &self,
+        plan: &ReadPlan,
+        options: &StreamOptions,
+        make_sink: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Result<ChangeStream<S::Batch>, Error> {
+        self.check_open()?;
+        plan.check(self.bucket_uuid())?;
+        let opened = Box::pin(self.open(plan, options)).await;
+        let opened = opened.map_err(|error| self.bucket.explain(error))?;
+        self.start(plan, opened, options, make_sink)
     }
 
     /// Closes the client and the streams it has opened: each ends with an error of kind
@@ -189,94 +189,170 @@ impl Client {
         (0..self.num_vbuckets()).map(Vbid)
     }
 
-    /// Determines where each vBucket begins and ends, with requests to the nodes if necessary.
-    async fn plan(&self, options: &StreamOptions) -> Result<Plan, Error> {
+    /// What a stream with these options reads, and what was found out for it.
+    async fn resolve(&self, options: &StreamOptions) -> Result<(ReadPlan, Opened), Error> {
         options::check(options)?;
-        let opening = Opening::new(options)?;
         let vbids = self.vbuckets(options)?;
-        let (bucket, patience) = (Arc::clone(&self.bucket), options.retry_timeout);
-        let mut nodes = Nodes::for_stream(bucket, opening.clone(), patience);
-        nodes.connect(&vbids).await?;
+        let mut nodes = self.nodes(options, options.retry_timeout, &vbids).await?;
         // Each connection has fetched the manifest of its node: this is the newest of them.
         let manifest = self.manifest();
-        let filter = filter::resolve(&options.filter, options.system_documents, &manifest)?
-            .with_rows(options.rows.clone());
+        let filter = filter::of(options, &manifest)?;
         let given = self.given(&options.start, &filter, &manifest)?;
-        let high = nodes.high_seqnos(&vbids).await?;
-        let heads = heads(&mut nodes, &vbids, filter.documents(), &manifest).await;
-        let heads = heads.as_ref().unwrap_or(&high);
-        let checkpoint = self.start(options, given, &vbids, &high, &mut nodes).await?;
-        let (mut vbuckets, mut complete) = (Vec::with_capacity(vbids.len()), Vec::new());
-        for &vbid in &vbids {
-            let mut from = checkpoint.stream_position(vbid);
-            let position = &from.position;
-            // An out-of-order initial load was not completed, as the epoch shows.
-            from.begins_again =
-                options.out_of_order && position.seqno == Seqno::ZERO && position.epoch > 0;
-            let head = heads.get(&vbid).copied().unwrap_or_default();
-            let high = high.get(&vbid).copied().unwrap_or_default();
-            let (end, kind) = match &options.end {
-                End::Never => (Seqno::MAX, EndKind::Awaited),
-                End::Now => (high, EndKind::Latest),
-                End::At(seqnos) => {
-                    let end = seqnos.get(&vbid).copied().unwrap_or_default();
-                    if options.end_exists {
-                        check_end(vbid, end, high)?;
-                    }
-                    let was_there = position.seqno >= end || self.bucket.has_seen(vbid, end);
-                    let kind = match was_there {
-                        _ if options.end_exists => EndKind::Required,
-                        _ if high >= end => EndKind::Seen,
-                        true => EndKind::Latest,
-                        false => EndKind::Awaited,
-                    };
-                    (end, kind)
-                }
-            };
-            // Any other vBucket is requested even if nothing is left to read: only the server can
-            // detect that the position is no longer on its history.
-            if (position.seqno, end) == (Seqno::ZERO, Seqno::ZERO) && !options.caught_up {
-                complete.push(vbid);
+        let mut opened = Opened::new(&mut nodes, &vbids, filter.documents(), &manifest).await?;
+        let start = self.start_at(options, given, &vbids, &opened.high, &mut nodes).await?;
+        let (ends, to): (_, BTreeMap<Vbid, Seqno>) = match &options.end {
+            End::Never => (Ends::Never, vbids.iter().map(|&vbid| (vbid, Seqno::MAX)).collect()),
+            End::Now => (Ends::Now, vbids.iter().map(|&vbid| (vbid, opened.high(vbid))).collect()),
+            End::At(seqnos) => {
+                (if options.end_exists { Ends::Exist } else { Ends::Given }, seqnos.clone())
+            }
+        };
+        let plan = ReadPlan {
+            start,
+            to: to.into_iter().filter(|(vbid, _)| vbids.contains(vbid)).collect(),
+            ends,
+            rolled_back: Vec::new(),
+            past_purge: options.ignore_purged_tombstones,
+            clamp: options.clamp,
+            persisted_only: options.persisted_only,
+            end_persisted: options.end_persisted,
+            on_rollback: options.on_rollback,
+            node: None,
+            retry_timeout: options.retry_timeout,
+        };
+        opened.connections = nodes.into_connections();
+        Ok((plan, opened))
+    }
+
+    /// What has to be found out to run a plan that was made before.
+    async fn open(&self, plan: &ReadPlan, options: &StreamOptions) -> Result<Opened, Error> {
+        options::check_batch(&options.batch)?;
+        let vbids: BTreeSet<Vbid> = plan.streamed().map(|range| range.vbid).collect();
+        self.check_vbuckets(&vbids)?;
+        let mut nodes = self.nodes(options, plan.retry_timeout, &vbids).await?;
+        let filter = plan.filter();
+        let manifest = self.manifest();
+        let mut opened = Opened::new(&mut nodes, &vbids, filter.documents(), &manifest).await?;
+        check_not_ahead(&plan.start, &vbids, &opened.high, &mut nodes).await?;
+        opened.connections = nodes.into_connections();
+        Ok(opened)
+    }
+
+    async fn nodes(
+        &self,
+        options: &StreamOptions,
+        retry_timeout: Duration,
+        vbids: &BTreeSet<Vbid>,
+    ) -> Result<Nodes, Error> {
+        let opening = Opening::new(options)?;
+        let mut nodes = Nodes::for_stream(Arc::clone(&self.bucket), opening, retry_timeout);
+        nodes.connect(vbids).await?;
+        Ok(nodes)
+    }
+
+    /// Starts the task of a stream.
+    fn start<S: BatchSink>(
+        &self,
+        plan: &ReadPlan,
+        opened: Opened,
+        options: &StreamOptions,
+        make_sink: impl Fn() -> S + Send + Sync + 'static,
+    ) -> Result<ChangeStream<S::Batch>, Error> {
+        let (ranges, empty) = self.ranges(plan, &opened, options)?;
+        let config = self.stream_config(plan, options)?;
+        let now = tokio::time::Instant::now().into_std();
+        // Time to connect, and to get an answer.
+        let attempt = self.bucket.connect_timeout().saturating_mul(2);
+        let patience = (plan.retry_timeout, attempt);
+        let mut placement = Placement::new(ranges, patience, now, self.bucket.randomness());
+        placement.add_complete(empty.iter().copied());
+        let queue = Arc::new(Queue::new());
+        let stats = Arc::new(SharedStats::default());
+        if plan.persisted_only && !config.delivery.persisted_only {
+            tracing::warn!("persisted_only has no effect on an ephemeral bucket");
+            stats.events.push(StreamEvent::NothingPersisted);
+        }
+        for vbid in empty {
+            let caught_up = CaughtUp { vbid, seqno: Seqno::ZERO, epoch: 0 };
+            stats.events.push(StreamEvent::CaughtUp(caught_up));
+        }
+        let cancel = self.closed.child_token();
+        let task = StreamTask::new(
+            Arc::clone(&self.bucket),
+            config,
+            placement,
+            Box::new(make_sink),
+            Arc::clone(&queue),
+            Arc::clone(&stats),
+            cancel.clone(),
+        );
+        tokio::spawn(task.run(opened.connections));
+        let is_manual = options.acknowledge == Acknowledge::Manual;
+        let acks = Acknowledger::new(is_manual, &plan.start);
+        Ok(ChangeStream::new(queue, plan.start.clone(), acks, stats, cancel))
+    }
+
+    /// The ranges to request, and the vBuckets that are at their ends without a request.
+    fn ranges(
+        &self,
+        plan: &ReadPlan,
+        opened: &Opened,
+        options: &StreamOptions,
+    ) -> Result<(Vec<VbucketRange>, Vec<Vbid>), Error> {
+        let (mut ranges, mut empty) = (Vec::with_capacity(plan.to.len()), Vec::new());
+        for mut range in plan.streamed() {
+            let (vbid, high) = (range.vbid, opened.high(range.vbid));
+            if plan.ends == Ends::Exist {
+                check_end(vbid, range.to, high).map_err(|error| self.bucket.explain(error))?;
+            }
+            if (range.start_seqno(), range.to) == (Seqno::ZERO, Seqno::ZERO) && !options.caught_up {
+                empty.push(vbid);
                 continue;
             }
-            vbuckets.push((vbid, end, from.with_end(kind).with_catch_up(head)));
+            // An out-of-order initial load was not completed, as the epoch shows.
+            range.from.begins_again =
+                options.out_of_order && range.start_seqno() == Seqno::ZERO && range.epoch() > 0;
+            let was_seen = self.bucket.has_seen(vbid, range.to);
+            let kind = plan.end_kind(&range, high, was_seen);
+            range.from = range.from.with_end(kind).with_catch_up(opened.head(vbid));
+            ranges.push(range);
         }
-        let exclusions = match (options.system_documents, filter.patterns().is_all()) {
-            (true, _) => Exclusions::default(),
-            (false, true) => filter::exclusions(filter.documents(), &manifest),
-            // Patterns that do not name scope `_system` leave it out.
-            (false, false) => Exclusions::default().with_transactions(),
-        };
-        let exclusions = exclusions.with_patterns(filter.patterns(), &manifest);
+        Ok((ranges, empty))
+    }
+
+    fn stream_config(
+        &self,
+        plan: &ReadPlan,
+        options: &StreamOptions,
+    ) -> Result<StreamConfig, Error> {
+        let (filter, manifest) = (plan.filter(), self.manifest());
         let config = self.bucket.config();
-        let ignore_purged_tombstones = options.ignore_purged_tombstones && config.ignores_purges();
-        if options.ignore_purged_tombstones && !ignore_purged_tombstones {
+        let ignore_purged_tombstones = plan.past_purge && config.ignores_purges();
+        if plan.past_purge && !ignore_purged_tombstones {
             tracing::warn!(
                 "ignore_purged_tombstones needs Couchbase Server 7.2: vBuckets with purged \
                  deletions start from the beginning"
             );
         }
-        let persisted_only = options.persisted_only && !self.bucket.config().is_ephemeral();
-        let config = StreamConfig {
-            opening,
+        let persisted_only = plan.persisted_only && !self.bucket.config().is_ephemeral();
+        Ok(StreamConfig {
+            opening: Opening::new(options)?,
             filter: filter.documents().clone(),
-            on_rollback: options.on_rollback,
+            on_rollback: plan.on_rollback,
             ignore_purged_tombstones,
             delivery: Delivery {
-                clamp: options.clamp,
+                clamp: plan.clamp,
                 persisted_only,
-                end_persisted: options.end_persisted,
-                exclusions,
-                rows: options.rows.clone(),
+                end_persisted: plan.end_persisted,
+                exclusions: filter::exclusions_of(&filter, &manifest),
+                rows: filter.rows().clone(),
             },
-            end_exists: options.end_exists,
+            end_exists: plan.ends == Ends::Exist,
             batch: BatchPolicy {
                 max_bytes: options.batch.max_bytes.min(BatchPolicy::MAX_BYTES),
                 ..options.batch
             },
-        };
-        let connections = nodes.into_connections();
-        Ok(Plan { config, checkpoint, vbuckets, complete, connections })
+        })
     }
 
     /// The vBuckets to stream.
@@ -289,16 +365,20 @@ impl Client {
             End::At(seqnos) => Some(seqnos),
             _ => None,
         };
-        let num_vbuckets = self.num_vbuckets();
-        let mut named = vbids.iter().chain(ends.into_iter().flat_map(BTreeMap::keys));
-        if let Some(vbid) = named.find(|vbid| vbid.0 >= num_vbuckets) {
-            let message = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
-            return Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid));
-        }
+        self.check_vbuckets(vbids.iter().chain(ends.into_iter().flat_map(BTreeMap::keys)))?;
         if let Some(seqnos) = ends {
             vbids.retain(|vbid| seqnos.contains_key(vbid));
         }
         Ok(vbids)
+    }
+
+    fn check_vbuckets<'a>(&self, vbids: impl IntoIterator<Item = &'a Vbid>) -> Result<(), Error> {
+        let num_vbuckets = self.num_vbuckets();
+        let Some(vbid) = vbids.into_iter().find(|vbid| vbid.0 >= num_vbuckets) else {
+            return Ok(());
+        };
+        let message = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
+        Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid))
     }
 
     /// The checkpoint to start from; an empty one if none is given.
@@ -317,7 +397,7 @@ impl Client {
     }
 
     /// Start positions of the stream.
-    async fn start(
+    async fn start_at(
         &self,
         options: &StreamOptions,
         mut checkpoint: Checkpoint,
@@ -346,14 +426,33 @@ impl Client {
     }
 }
 
-/// Parameters of a stream to be opened.
-struct Plan {
-    config: StreamConfig,
-    checkpoint: Checkpoint,
-    vbuckets: Vec<(Vbid, Seqno, StreamPosition)>,
-    /// vBuckets that are already at their ends.
-    complete: Vec<Vbid>,
+/// What is found out when a stream is opened.
+struct Opened {
+    high: BTreeMap<Vbid, Seqno>,
+    /// High seqnos of the filter's collections, if they are known.
+    heads: Option<BTreeMap<Vbid, Seqno>>,
     connections: Vec<NodeConnection>,
+}
+
+impl Opened {
+    async fn new(
+        nodes: &mut Nodes,
+        vbids: &BTreeSet<Vbid>,
+        filter: &StreamFilter,
+        manifest: &Manifest,
+    ) -> Result<Self, Error> {
+        let high = nodes.high_seqnos(vbids).await?;
+        let heads = heads(nodes, vbids, filter, manifest).await;
+        Ok(Self { high, heads, connections: Vec::new() })
+    }
+
+    fn high(&self, vbid: Vbid) -> Seqno {
+        self.high.get(&vbid).copied().unwrap_or_default()
+    }
+
+    fn head(&self, vbid: Vbid) -> Seqno {
+        self.heads.as_ref().unwrap_or(&self.high).get(&vbid).copied().unwrap_or_default()
+    }
 }
 
 /// The highest seqnos of a filter's collections; `None` without a filter, or if the server does not

@@ -369,7 +369,7 @@ mod tests {
         let error = Error::new(ErrorKind::Rollback, "vBucket 7 was rolled back")
             .with_vbid(Vbid(7))
             .with_rollback_seqno(Seqno(41))
-            .with_source(CheckpointError::Damaged("x"));
+            .with_source(CheckpointError::OtherShape { found: 1, expected: 2 });
         assert_eq!((error.vbid(), error.seqno()), (Some(Vbid(7)), Some(Seqno(41))));
         assert_eq!(error.to_string(), "vBucket 7 was rolled back");
         assert!(error.source().is_some());

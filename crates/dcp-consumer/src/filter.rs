@@ -5,7 +5,16 @@ use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::consumer::{Exclusions, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
 
-use crate::{Error, ErrorKind, Filter};
+use crate::{Error, ErrorKind, Filter, StreamOptions};
+
+/// The filter of a read, by ids.
+///
+/// # Errors
+/// [`ErrorKind::Config`] if there is no such scope or collection.
+pub(crate) fn of(options: &StreamOptions, manifest: &Manifest) -> Result<StoredFilter, Error> {
+    let filter = resolve(&options.filter, options.system_documents, manifest)?;
+    Ok(filter.with_rows(options.rows.clone()))
+}
 
 /// The filter by ids, as checkpoints and offsets store it. A collection that is created again with
 /// the same name has another id.
@@ -97,6 +106,17 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
             Ok(StreamFilter::Collections(ids))
         }
     }
+}
+
+/// What a filter leaves out.
+pub(crate) fn exclusions_of(filter: &StoredFilter, manifest: &Manifest) -> Exclusions {
+    let excluded = match (filter.system_documents(), filter.patterns().is_all()) {
+        (true, _) => Exclusions::default(),
+        (false, true) => exclusions(filter.documents(), manifest),
+        // Patterns that do not name scope `_system` leave it out.
+        (false, false) => Exclusions::default().with_transactions(),
+    };
+    excluded.with_patterns(filter.patterns(), manifest)
 }
 
 /// What is left out by default: transaction records, and documents in scope `_system` unless the

@@ -265,7 +265,7 @@ pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
 }
 
 /// Refuses empty batches.
-fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
+pub(crate) fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
     if policy.max_rows == 0 || policy.max_bytes == 0 {
         let message = "a batch must have room for at least one row and one byte";
         return Err(Error::new(ErrorKind::Config, message));

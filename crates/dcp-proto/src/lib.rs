@@ -21,7 +21,7 @@
 //! # Where things are
 //!
 //! * [`consumer`]: the consumer's connection and stream machines;
-//! * [`micro_batch`]: consecutive bounded reads: offsets, limits, ranges, rollbacks;
+//! * [`plan`]: what a read covers: the range of each vBucket, and where consecutive reads end;
 //! * [`flow_control`]: what each packet counts;
 //! * [`topology`]: cluster maps and collection manifests;
 //! * [`Position`], [`FailoverLog`] and [`History`]: the position in a vBucket, its history, and the
@@ -80,7 +80,7 @@ pub mod consumer;
 mod failover_log;
 pub mod flow_control;
 mod history;
-pub mod micro_batch;
+pub mod plan;
 mod position;
 mod row_filter;
 mod sink;

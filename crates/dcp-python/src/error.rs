@@ -3,12 +3,12 @@
 use std::error::Error as _;
 
 use dcp_arrow::SchemaError;
-use dcp_consumer::micro_batch::PlannerError;
+use dcp_consumer::plan::PlannerError;
 use dcp_consumer::{Chain, Error as ConsumerError, ErrorKind};
 use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
 use dcp_proto::SinkError;
-use dcp_proto::checkpoint::CheckpointError;
-use dcp_proto::micro_batch::{OffsetsError, PartitionError, PlanError};
+use dcp_proto::checkpoint::{CheckpointError, Form};
+use dcp_proto::plan::PlanError;
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
 use pyo3::prelude::*;
 
@@ -120,7 +120,16 @@ const fn class(kind: ErrorKind) -> Kind {
 /// The kind of a checkpoint error.
 const fn checkpoint_code(error: &CheckpointError) -> &'static str {
     match error {
+        CheckpointError::OtherBucket { .. } | CheckpointError::OtherShape { .. } => {
+            "bucket_changed"
+        }
         CheckpointError::OtherFilter(_) | CheckpointError::MixedFilters { .. } => "filter_changed",
+        CheckpointError::Damaged { form, .. } | CheckpointError::Version { form, .. } => match form
+        {
+            Form::Offsets => "offsets",
+            Form::Plan => "plan",
+            _ => "checkpoint",
+        },
         _ => "checkpoint",
     }
 }
@@ -161,18 +170,9 @@ impl From<SinkError> for Failure {
 
 impl From<CheckpointError> for Failure {
     fn from(error: CheckpointError) -> Self {
-        Self::coded(Kind::Checkpoint, checkpoint_code(&error), error.to_string())
-    }
-}
-
-impl From<OffsetsError> for Failure {
-    fn from(error: OffsetsError) -> Self {
-        let code = match error {
-            OffsetsError::OtherBucket { .. } | OffsetsError::OtherShape { .. } => "bucket_changed",
-            OffsetsError::OtherFilter(_) => "filter_changed",
-            _ => "offsets",
-        };
-        Self::coded(Kind::Checkpoint, code, error.to_string())
+        let code = checkpoint_code(&error);
+        let kind = if code == "plan" { Kind::Config } else { Kind::Checkpoint };
+        Self::coded(kind, code, error.to_string())
     }
 }
 
@@ -192,26 +192,12 @@ impl From<PlanError> for Failure {
     }
 }
 
-impl From<PartitionError> for Failure {
-    fn from(error: PartitionError) -> Self {
-        Self::coded(Kind::Config, "plan", error.to_string())
-    }
-}
-
 impl From<PlannerError> for Failure {
     fn from(error: PlannerError) -> Self {
         match error {
             PlannerError::Cluster(error) => error.into(),
             PlannerError::Plan(error) => error.into(),
-            PlannerError::Offsets(error) => error.into(),
-            PlannerError::Checkpoint(error) => {
-                let code = match error {
-                    CheckpointError::OtherBucket { .. } => "bucket_changed",
-                    _ => checkpoint_code(&error),
-                };
-                Self::coded(Kind::Checkpoint, code, error.to_string())
-            }
-            PlannerError::Partition(error) => error.into(),
+            PlannerError::Checkpoint(error) => error.into(),
             error => Self::new(Kind::Dcp, error.to_string()),
         }
     }

@@ -42,7 +42,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]
-    use super::planner::{Planner, open_task, rollback_rows};
+    use super::planner::{Planner, ReadPlan, open_task, rollback_rows};
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]

@@ -8,7 +8,7 @@ use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
     End, Filter, OnRollback, Pem, SrvTargets, Start, StreamOptions, TlsOptions,
 };
-use dcp_proto::micro_batch::{Limits, Offsets};
+use dcp_proto::plan::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_proto::{Op, RowFilter};
 use dcp_wire::sasl::Mechanism;
@@ -245,7 +245,7 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
 }
 
 /// Filters of document changes.
-pub(crate) fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
+fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
     let keys = arguments.one_or_more("keys", "a pattern or a list of patterns")?;
     let words = Op::ALL.map(|op| (op.name(), op));
     let op =

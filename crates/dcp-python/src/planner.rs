@@ -1,11 +1,13 @@
 //! Bounded reads: the planner on Spark's driver, and the streams of its tasks.
 
 use std::collections::BTreeMap;
+use std::hash::{Hash, Hasher};
 
 use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch};
-use dcp_consumer::micro_batch::{Planner as EnginePlanner, PlannerOptions, open};
-use dcp_proto::micro_batch::{Offsets, Partition, Start};
-use dcp_proto::{BatchSink, ChangeSink, Rollback};
+use dcp_consumer::plan::{Planner as EnginePlanner, open};
+use dcp_proto::checkpoint::Positions;
+use dcp_proto::plan::{Offsets, ReadPlan as EnginePlan, Start, VbucketRange};
+use dcp_proto::{BatchSink, ChangeSink};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -14,39 +16,24 @@ use crate::batch::Rows;
 use crate::checkpoint::Checkpoint;
 use crate::client::{Client, sinks};
 use crate::error::Failure;
-use crate::options::{self, Connection, filter, limits, rows};
+use crate::options::{self, Connection, limits};
 use crate::runtime::{ProcessBound, wait};
-use crate::schema::{Include, include, table};
+use crate::schema::table;
 use crate::stream::ChangeStream;
-
-/// vBucket, vbuuid, from, to, epoch, whether it was rolled back.
-type RangeTuple = (u16, u64, u64, u64, u32, bool);
-
-/// Node, the task's input as a document, and its ranges for display.
-type TaskTuple = (String, String, Vec<RangeTuple>);
-
-fn planner_options(arguments: &Arguments<'_>) -> PyResult<PlannerOptions> {
-    let mut options = PlannerOptions::default();
-    options.vbuckets = arguments.vbuckets()?;
-    options.filter = filter(arguments)?;
-    options.rows = rows(arguments)?;
-    options.system_documents = include(arguments)?.contains(&Include::SystemDocuments);
-    Ok(options)
-}
 
 /// The start of a batch.
 #[derive(FromPyObject)]
 pub(crate) enum PlanStart {
     Checkpoint(Checkpoint),
-    Offsets(String),
+    Text(String),
 }
 
 impl PlanStart {
     fn start(self, planner: &EnginePlanner) -> Result<Start, Failure> {
-        Ok(match self {
-            Self::Checkpoint(Checkpoint(checkpoint)) => planner.start_at(checkpoint),
-            Self::Offsets(json) => Offsets::from_json(&json)?.into(),
-        })
+        Ok(planner.start_at(match self {
+            Self::Checkpoint(Checkpoint(checkpoint)) => checkpoint.into(),
+            Self::Text(json) => Positions::from_json(&json)?,
+        }))
     }
 }
 
@@ -61,8 +48,8 @@ pub(crate) struct Planner {
 impl Planner {
     #[new]
     fn new(py: Python<'_>, client: &Client, options: Bound<'_, PyDict>) -> PyResult<Self> {
-        let mut options = planner_options(&Arguments::new(options))?;
-        options.patience = client.transport().retry_timeout;
+        let arguments = Arguments::new(options);
+        let options = options::stream(&arguments, client.transport(), &table(&arguments)?)?;
         let client = client.engine()?;
         let planner = wait(py, || EnginePlanner::new(client, options))?;
         let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
@@ -127,7 +114,7 @@ impl Planner {
         Ok(wait(py, plan)??.to_json())
     }
 
-    /// The ranges of a batch, in at most `tasks` lists, each for one node.
+    /// The plans of a batch: at most `tasks`, each for one node.
     fn plan_tasks(
         &self,
         py: Python<'_>,
@@ -135,14 +122,14 @@ impl Planner {
         end: &str,
         tasks: Option<usize>,
         options: Bound<'_, PyDict>,
-    ) -> PyResult<Vec<TaskTuple>> {
+    ) -> PyResult<Vec<ReadPlan>> {
         let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
         let end = Offsets::from_json(end).map_err(Failure::from)?;
         let plan = || async {
             let mut planner = planner.lock().await;
             let start = start.start(&planner)?;
-            let partitions = planner.partitions(&start, &end, tasks, &limits).await?;
-            Ok::<_, Failure>(partitions.iter().map(task).collect())
+            let plans = planner.partitions(&start, &end, tasks, &limits).await?;
+            Ok::<_, Failure>(plans.into_iter().map(ReadPlan).collect())
         };
         Ok(wait(py, plan)??)
     }
@@ -160,12 +147,53 @@ impl Planner {
     }
 }
 
-fn task(partition: &Partition) -> TaskTuple {
-    let ranges = partition.ranges().map(|range| {
-        let (vbuuid, from, to) = (range.vbuuid().0, range.start_seqno().0, range.to.0);
-        (range.vbid.0, vbuuid, from, to, range.epoch(), range.rolled_back)
-    });
-    (partition.node.clone(), partition.to_json(), ranges.collect())
+/// What is read: a plan that can be sent elsewhere and run there.
+#[pyclass(frozen, eq, module = "dcp_rs._dcp_rs")]
+#[derive(Debug, PartialEq)]
+pub(crate) struct ReadPlan(EnginePlan);
+
+#[pymethods]
+impl ReadPlan {
+    #[staticmethod]
+    fn from_json(text: &str) -> PyResult<Self> {
+        Ok(Self(EnginePlan::from_json(text).map_err(Failure::from)?))
+    }
+
+    fn to_json(&self) -> String {
+        self.0.to_json()
+    }
+
+    #[getter]
+    fn bucket_uuid(&self) -> &str {
+        self.0.bucket_uuid()
+    }
+
+    /// The node of the vBuckets when the read was planned.
+    #[getter]
+    fn node(&self) -> Option<&str> {
+        self.0.node.as_deref()
+    }
+
+    /// What is read of each vBucket, ascending, as `dcp_rs.planner.Range`.
+    fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let class = py.import("dcp_rs.planner")?.getattr("Range")?;
+        let range = |range: VbucketRange| {
+            let (vbuuid, from, to) = (range.vbuuid().0, range.start_seqno().0, range.to.0);
+            class.call1((range.vbid.0, vbuuid, from, to, range.epoch(), range.rolled_back))
+        };
+        self.0.ranges().map(range).collect()
+    }
+
+    fn __hash__(&self) -> u64 {
+        let mut hasher = std::hash::DefaultHasher::new();
+        self.0.to_json().hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
+        let from_json = slf.get_type().getattr("from_json")?;
+        Ok((from_json, (slf.get().to_json(),)))
+    }
 }
 
 /// Opens the stream of a task, on the client of an earlier task if it is usable. Returns the client
@@ -175,7 +203,7 @@ pub(crate) fn open_task(
     py: Python<'_>,
     connect: Bound<'_, PyDict>,
     kept: Option<&Client>,
-    plan: &str,
+    plan: &ReadPlan,
     options: Bound<'_, PyDict>,
 ) -> PyResult<(Client, ChangeStream)> {
     let Connection { options: connect, transport } = Connection::read(&Arguments::new(connect))?;
@@ -184,9 +212,8 @@ pub(crate) fn open_task(
     let table = table(&arguments)?;
     let base = options::stream(&arguments, transport, &table)?;
     let opening = || async {
-        let partition = Partition::from_json(plan).map_err(Failure::from)?;
         let make_sinks = |client: &dcp_consumer::Client| sinks(client, &table);
-        open(&connect, kept, &partition, &base, make_sinks).await.map_err(Failure::from)
+        open(&connect, kept, &plan.0, &base, make_sinks).await.map_err(Failure::from)
     };
     let (client, stream) = wait(py, opening)??;
     Ok((Client::new(py, client, transport)?, ChangeStream::new(py, stream, table)?))
@@ -194,20 +221,10 @@ pub(crate) fn open_task(
 
 /// The rollback rows with which a task begins, as its stream would have them; `None` without any.
 #[pyfunction]
-pub(crate) fn rollback_rows(plan: &str, options: Bound<'_, PyDict>) -> PyResult<Option<Rows>> {
+pub(crate) fn rollback_rows(plan: &ReadPlan, options: Bound<'_, PyDict>) -> PyResult<Option<Rows>> {
     let table = table(&Arguments::new(options))?;
-    let partition = Partition::from_json(plan).map_err(Failure::from)?;
     let mut sink = ArrowSink::new(table, CollectionNames::default(), BatchLimits::default());
-    for range in partition.ranges().filter(|range| range.rolled_back) {
-        let rollback = Rollback {
-            vbid: range.vbid,
-            seqno: range.start_seqno(),
-            new_vbuuid: range.vbuuid(),
-            epoch: range.epoch(),
-            // What was left is not part of the row.
-            from_seqno: range.start_seqno(),
-            old_vbuuid: range.vbuuid(),
-        };
+    for rollback in plan.0.ranges().filter_map(|range| range.rollback()) {
         sink.rollback(&rollback).map_err(Failure::from)?;
     }
     if sink.rows() == 0 {

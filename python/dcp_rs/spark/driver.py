@@ -7,10 +7,11 @@ import warnings
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import dcp_rs
+from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, is_offsets, parse_offsets
 from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
-from dcp_rs.spark.partition import Partition, VBucketRange
+from dcp_rs.spark.partition import Partition
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,26 +105,8 @@ class Driver:
         tasks = self._ask(
             "planning a read", lambda planner: planner.tasks(start, end, count, options)
         )
-        return [
-            Partition(
-                self._options,
-                end["bucket"],
-                task.node,
-                tuple(
-                    VBucketRange(
-                        each.vbucket,
-                        each.from_seqno,
-                        each.to_seqno,
-                        each.vbuuid,
-                        each.epoch,
-                        each.rolled_back,
-                    )
-                    for each in task.ranges
-                ),
-                task.plan,
-            )
-            for task in tasks
-        ]
+        plans = (_dcp_rs.ReadPlan.from_json(task.plan) for task in tasks)
+        return [Partition(self._options, plan) for plan in plans]
 
     def close(self) -> None:
         """Closes the connections; the next request opens new ones."""

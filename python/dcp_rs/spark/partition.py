@@ -8,27 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from dcp_rs import _dcp_rs
+    from dcp_rs.planner import Range
     from dcp_rs.spark.options import ReadOptions
-
-
-@dataclass(frozen=True)
-class VBucketRange:
-    """The changes of one vBucket above `from_seqno`, up to and including `to_seqno`."""
-
-    vbucket: int
-    from_seqno: int
-    to_seqno: int
-    vbuuid: int = 0
-    """History branch to resume from; 0 for the beginning."""
-    epoch: int = 0
-    """Rollbacks seen on the vBucket before."""
-    rolled_back: bool = False
-    """Whether a rollback row to `from_seqno` comes before the changes."""
-
-    @property
-    def size(self) -> int:
-        """Upper bound of the number of changes, before de-duplication."""
-        return self.to_seqno - self.from_seqno
 
 
 @dataclass(frozen=True)
@@ -36,19 +18,30 @@ class Partition:
     """What one task reads. It is plain data without a connection, and can be pickled.
 
     Attributes:
-        options: What to read and how; the repr shows no password.
-        bucket_uuid: UUID of the bucket. A task refuses to read another bucket.
-        node: Node of the vBuckets when the partition was created, as `host:port`. A task follows
-            them if they move.
-        ranges: vBuckets and seqnos to read, by vBucket.
-        plan: The ranges and everything else that the task's stream needs, for the engine.
+        options: How to connect, and how to deliver what is read; the repr shows no password.
+        plan: What to read, for the engine.
     """
 
     options: ReadOptions
-    bucket_uuid: str
-    node: str
-    ranges: tuple[VBucketRange, ...]
-    plan: str = field(repr=False)
+    plan: _dcp_rs.ReadPlan = field(repr=False)
+
+    @property
+    def bucket_uuid(self) -> str:
+        """UUID of the bucket. A task refuses to read another bucket."""
+        return self.plan.bucket_uuid
+
+    @property
+    def node(self) -> str:
+        """Node of the vBuckets when the partition was created, as `host:port`.
+
+        A task follows them if they move.
+        """
+        return self.plan.node or ""
+
+    @property
+    def ranges(self) -> tuple[Range, ...]:
+        """What is read of each vBucket, in ascending order."""
+        return tuple(self.plan.ranges())
 
     @property
     def vbuckets(self) -> tuple[int, ...]:

@@ -161,11 +161,12 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     pa = require_pyarrow("dcp_rs.spark", "spark")
     if partition.options.worker_gc_freeze:
         _freeze_once()
-    doing = f"reading {len(partition.ranges)} vBuckets of bucket {partition.options.bucket}"
+    ranges = partition.ranges
+    doing = f"reading {len(ranges)} vBuckets of bucket {partition.options.bucket}"
     rollbacks = _dcp_rs.rollback_rows(partition.plan, partition.options.stream())
     if rollbacks is not None:
         yield pa.record_batch(rollbacks)
-    if not any(each.size for each in partition.ranges):
+    if not any(each.size for each in ranges):
         return
     delivered = False
     while True:

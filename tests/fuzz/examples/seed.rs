@@ -8,7 +8,7 @@ use std::path::Path;
 use std::{env, fs};
 
 use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
-use dcp_proto::micro_batch::{Offset, Offsets};
+use dcp_proto::plan::{Offset, Offsets};
 use dcp_proto::{FailoverLog, Position, Snapshot};
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{Deletion, Mutation, SystemEvent, SystemEventId};

@@ -1,8 +1,8 @@
-//! Documents in which positions are kept: checkpoints, offsets of micro-batches, partitions.
+//! Documents in which positions are kept: checkpoints, offsets of micro-batches, plans.
 
 use dcp_meter::Meter;
-use dcp_proto::checkpoint::Checkpoint;
-use dcp_proto::micro_batch::{Offsets, Partition};
+use dcp_proto::checkpoint::{Checkpoint, Offsets};
+use dcp_proto::plan::ReadPlan;
 
 use crate::bytes_in::BytesIn;
 
@@ -15,22 +15,27 @@ pub fn checkpoint(data: &[u8]) {
         version @ 1..=3 => read_checkpoint(&sealed_checkpoint(version, bytes.rest())),
         4 => read_offsets(bytes.rest()),
         5 => read_offsets(&sealed_offsets(bytes.rest())),
-        6 => read_partition(bytes.rest()),
+        6 => read_plan(bytes.rest()),
         _ => {
             let start = sealed_checkpoint(3, bytes.line());
             let start = serde_json::Value::from(String::from_utf8_lossy(&start));
             let head = format!(r#"{{"node":"n","start":{start},"#).into_bytes();
-            read_partition(&[&head, bytes.rest()].concat());
+            let content = [&head, bytes.rest()].concat();
+            read_plan(&sealed("dcp_rs read plan", 1, &content));
         }
     }
 }
 
 /// A checkpoint with this content, whose checksum is right if the content is written as it is.
 fn sealed_checkpoint(version: u8, content: &[u8]) -> Vec<u8> {
+    sealed("dcp_rs checkpoint", version, content)
+}
+
+/// The same of any document of this form.
+fn sealed(format: &str, version: u8, content: &[u8]) -> Vec<u8> {
     let crc = crc32fast::hash(content);
-    let head = format!(
-        r#"{{"format":"dcp_rs checkpoint","version":{version},"crc32":"{crc:08x}","content":"#
-    );
+    let head =
+        format!(r#"{{"format":"{format}","version":{version},"crc32":"{crc:08x}","content":"#);
     [head.as_bytes(), content, b"}"].concat()
 }
 
@@ -77,16 +82,16 @@ fn read_offsets(document: &[u8]) {
     assert!(read.check("another", read.num_vbuckets()).is_err() || read.bucket_uuid() == "another");
 }
 
-fn read_partition(document: &[u8]) {
+fn read_plan(document: &[u8]) {
     let Ok(text) = std::str::from_utf8(document) else { return };
-    let Ok(read) = Partition::from_json(text) else { return };
+    let Ok(read) = ReadPlan::from_json(text) else { return };
     check(&read.start);
-    let again = Partition::from_json(&read.to_json()).expect("it was written");
+    let again = ReadPlan::from_json(&read.to_json()).expect("it was written");
     assert_eq!(again, read);
-    let (start, ends) = read.to_stream();
-    assert!(start.positions().all(|(vbid, _)| ends.contains_key(&vbid)));
+    assert_eq!(read.ranges().count(), read.to.len());
+    let streamed: Vec<_> = read.streamed().map(|range| range.vbid).collect();
     for range in read.ranges() {
-        let reads = ends.contains_key(&range.vbid);
-        assert_eq!(reads, range.size() > 0, "{range:?}");
+        let reads = streamed.contains(&range.vbid);
+        assert_eq!(reads, range.size() > 0 || range.rollback().is_none(), "{range:?}");
     }
 }

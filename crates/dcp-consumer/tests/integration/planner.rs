@@ -4,19 +4,22 @@ use dcp_test::with;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions, open};
+use dcp_consumer::plan::{Planner, PlannerError, open};
 use dcp_consumer::{
     Client, ConnectOptions, End, ErrorKind, Filter, Start as StreamStart, StreamOptions,
 };
 use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
 use dcp_proto::OnRollback;
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_proto::micro_batch::{Limits, Offsets, Partition, PlanError, Start};
+use dcp_proto::plan::{Limits, Offsets, PlanError, ReadPlan, Start};
 use dcp_proto::topology::vbucket_of_key;
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
 use tokio::time::sleep;
 
-use crate::embedded::{PATIENCE, cluster_options, connect, options, producer, read_all, reader};
+use crate::embedded::{
+    PATIENCE, cluster_options, connect, keys, names, options, producer, read_all, reader, row,
+    write as embedded_write,
+};
 use crate::rows::{Item, Rows};
 
 const VB: Vbid = Vbid(1);
@@ -34,7 +37,7 @@ fn followed() -> Limits {
 }
 
 async fn planner(producer: &Producer) -> Planner {
-    Planner::new(&connect(producer).await, PlannerOptions::default()).await.unwrap()
+    Planner::new(&connect(producer).await, StreamOptions::default()).await.unwrap()
 }
 
 /// Some keys of one vBucket.
@@ -61,16 +64,16 @@ async fn checkpoint(producer: &Producer) -> Checkpoint {
 }
 
 /// Seqnos as a task gives them: rollbacks that were planned, then what its stream brings.
-async fn read(producer: &Producer, partition: &Partition) -> Result<Vec<String>, PlannerError> {
+async fn read(producer: &Producer, partition: &ReadPlan) -> Result<Vec<String>, PlannerError> {
     let told = partition.ranges().filter(|range| range.rolled_back);
     let told =
         told.map(|range| format!("rollback to {} in {}", range.start_seqno(), range.epoch()));
     let mut items: Vec<String> = told.collect();
-    if partition.to_stream().1.is_empty() {
+    if partition.streamed().next().is_none() {
         return Ok(items);
     }
     // As it comes to a task: from another process.
-    let partition = Partition::from_json(&partition.to_json()).unwrap();
+    let partition = ReadPlan::from_json(&partition.to_json()).unwrap();
     let connect = connect(producer).await.connect_options().clone();
     let base = StreamOptions::default();
     let (_client, mut stream) = open(&connect, None, &partition, &base, |_| Rows::default).await?;
@@ -100,6 +103,41 @@ async fn batch(
         items.extend(read(producer, &partition).await?);
     }
     Ok((items, end))
+}
+
+#[tokio::test]
+async fn a_plan_of_a_stream_is_run_in_parts_elsewhere() {
+    let producer = producer(2, 4).await;
+    embedded_write(&producer, 0..40);
+    let client = connect(&producer).await;
+    let plan = client.plan(&options(StreamStart::Earliest, End::Now)).await.unwrap();
+    assert_eq!(plan.to, client.high_seqnos().await.unwrap());
+    let nodes = client.vbuckets_by_node();
+    let nodes = nodes
+        .into_iter()
+        .flat_map(|(node, vbids)| vbids.into_iter().map(move |vbid| (vbid, node.clone())));
+    let parts = plan.split(&nodes.collect(), 3);
+    assert_eq!(parts.len(), 3);
+    let elsewhere = connect(&producer).await;
+    let mut read = Vec::new();
+    for part in &parts {
+        let part = ReadPlan::from_json(&part.to_json()).unwrap();
+        // What is read is the plan's.
+        let delivery = with(StreamOptions::default(), |o| {
+            o.start = StreamStart::Latest;
+            o.batch.linger = Duration::from_millis(5);
+        });
+        let mut stream = elsewhere.run(&part, &delivery, Rows::default).await.unwrap();
+        read.extend(read_all(&mut stream).await.into_iter().map(row));
+        let position = |vbid| stream.checkpoint().position(vbid).map(|at| at.seqno);
+        assert!(part.to.iter().all(|(&vbid, &to)| position(vbid).unwrap_or_default() == to));
+    }
+    assert_eq!((read.len(), keys(&read)), (40, names(0..40)));
+
+    let foreign = ReadPlan { start: Checkpoint::new("other", plan.filter()), ..plan };
+    let delivery = StreamOptions::default();
+    let error = client.run(&foreign, &delivery, Rows::default).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Checkpoint);
 }
 
 #[tokio::test]
@@ -248,7 +286,7 @@ async fn a_batch_that_was_planned_is_read_as_planned_after_its_filter_was_narrow
         let planner = async |names: &[&str]| {
             let names = names.iter().map(ToString::to_string).collect();
             let filter = Filter::Collections(names);
-            Planner::new(&client, with(PlannerOptions::default(), |o| o.filter = filter)).await
+            Planner::new(&client, with(StreamOptions::default(), |o| o.filter = filter)).await
         };
         let mut both = planner(&["_default.orders", "_default.carts"]).await.unwrap();
         let begin = both.earliest();
@@ -281,9 +319,9 @@ async fn a_cluster_that_was_there_may_be_away() {
     let options = connect(&producer).await.connect_options().clone();
     let client =
         Client::connect(options.with_connect_timeout(Duration::from_millis(300))).await.unwrap();
-    let short = with(PlannerOptions::default(), |o| o.patience = Duration::from_millis(500));
+    let short = with(StreamOptions::default(), |o| o.retry_timeout = Duration::from_millis(500));
     let mut hasty = Planner::new(&client, short).await.unwrap();
-    let mut patient = Planner::new(&client, PlannerOptions::default()).await.unwrap();
+    let mut patient = Planner::new(&client, StreamOptions::default()).await.unwrap();
     let begin: Start = patient.earliest().into();
     for planner in [&mut hasty, &mut patient] {
         planner.end(&begin, &last()).await.unwrap();
@@ -319,7 +357,7 @@ async fn without_patience_a_resumed_read_is_planned_if_the_nodes_answer() {
     let producer = producer(1, 4).await;
     write(&producer, 0..5);
     let client = connect(&producer).await;
-    let impatient = with(PlannerOptions::default(), |o| o.patience = Duration::ZERO);
+    let impatient = with(StreamOptions::default(), |o| o.retry_timeout = Duration::ZERO);
     let mut planner = Planner::new(&client, impatient).await.unwrap();
     let begin: Start = planner.earliest().into();
     let end = planner.end(&begin, &last()).await.unwrap();
@@ -336,14 +374,14 @@ async fn what_was_never_there_fails_at_once() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let since = Instant::now();
-    let missing = |filter| with(PlannerOptions::default(), |o| o.filter = filter);
+    let missing = |filter| with(StreamOptions::default(), |o| o.filter = filter);
     for filter in [Filter::Scope("nope".into()), Filter::Collections(vec!["_default.no".into()])] {
         let error = Planner::new(&client, missing(filter)).await.unwrap_err();
         let PlannerError::Cluster(error) = error else { panic!("{error}") };
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
     }
     let vbuckets = Some(vec![Vbid(4)]);
-    let beyond = with(PlannerOptions::default(), |o| o.vbuckets = vbuckets);
+    let beyond = with(StreamOptions::default(), |o| o.vbuckets = vbuckets);
     assert!(Planner::new(&client, beyond).await.is_err());
     // The nodes have never answered this user's questions.
     let condition = Condition::opcode(Opcode::DCP_OPEN);
@@ -367,7 +405,7 @@ async fn a_vbucket_without_a_node_is_waited_for() {
         .with_credentials(reader())
         .with_connect_timeout(Duration::from_millis(500));
     let client = Client::connect(connect).await.unwrap();
-    let short = with(PlannerOptions::default(), |o| o.patience = Duration::from_secs(1));
+    let short = with(StreamOptions::default(), |o| o.retry_timeout = Duration::from_secs(1));
     let mut planner = Planner::new(&client, short).await.unwrap();
     let begin: Start = planner.earliest().into();
     let end = planner.end(&begin, &last()).await.unwrap();
@@ -398,8 +436,8 @@ async fn the_head_is_that_of_the_collections_that_are_read() {
     let client = connect(&producer).await;
     let lag = |head: &Offsets, end: &Offsets| -> u64 {
         let left = |(vbid, offset): (Vbid, _)| {
-            let end: dcp_proto::micro_batch::Offset = end.get(vbid);
-            let offset: dcp_proto::micro_batch::Offset = offset;
+            let end: dcp_proto::plan::Offset = end.get(vbid);
+            let offset: dcp_proto::plan::Offset = offset;
             offset.seqno.0.saturating_sub(end.seqno.0)
         };
         head.iter().map(left).sum()
@@ -409,7 +447,7 @@ async fn the_head_is_that_of_the_collections_that_are_read() {
         (Filter::Scope("_default".into()), u64::MAX),
         (Filter::Collections(vec!["_default.carts".into()]), 40 + 4),
     ] {
-        let options = with(PlannerOptions::default(), |o| o.filter = filter.clone());
+        let options = with(StreamOptions::default(), |o| o.filter = filter.clone());
         let mut planner = Planner::new(&client, options).await.unwrap();
         assert_eq!(planner.head(), None);
         let begin: Start = planner.earliest().into();

@@ -4,10 +4,10 @@ use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 
-use dcp_consumer::micro_batch::{Planner, PlannerOptions, open};
-use dcp_consumer::{Client, ConnectOptions, Dial, Dialing, End, Start, Transport};
+use dcp_consumer::plan::{Planner, open};
+use dcp_consumer::{Client, ConnectOptions, Dial, Dialing, End, Start, StreamOptions, Transport};
 use dcp_producer::Producer;
-use dcp_proto::micro_batch::Limits;
+use dcp_proto::plan::Limits;
 use dcp_proto::topology::Address;
 use dcp_test::with;
 use dcp_wire::{Opcode, Seqno, Vbid};
@@ -79,7 +79,7 @@ async fn a_batch_ends_at_a_seqno_that_its_tasks_are_told() {
     let observed = &observed.unwrap()[&Vbid(0)];
     assert_eq!((observed.high_seqno, observed.reported_seqno), (Seqno(10), Seqno(8)));
 
-    let mut planner = Planner::new(&client, PlannerOptions::default()).await.unwrap();
+    let mut planner = Planner::new(&client, StreamOptions::default()).await.unwrap();
     let limits = with(Limits::default(), |o| o.persisted_only = true);
     let start = planner.earliest().into();
     let end = planner.end(&start, &limits).await.unwrap();

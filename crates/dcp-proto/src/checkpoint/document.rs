@@ -18,7 +18,7 @@ use dcp_wire::{CollectionId, ManifestUid, ScopeId, Seqno, Vbid, Vbuuid};
 use serde::de::{DeserializeOwned, Error as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use super::{Checkpoint, CheckpointEntry, CheckpointError, MadeWith, StoredFilter};
+use super::{Checkpoint, CheckpointEntry, CheckpointError, Form, MadeWith, Origin, StoredFilter};
 use crate::consumer::StreamFilter;
 use crate::{
     CollectionPatterns, CompletePoint, FailoverLog, History, Op, Position, RowFilter, Snapshot,
@@ -40,13 +40,51 @@ struct Preamble {
     version: u64,
 }
 
+/// A document: its kind and version, and its content with a checksum.
 #[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Document<F> {
+pub(crate) struct Envelope<C> {
     format: String,
     version: u64,
     crc32: Hex<u32>,
-    content: Content<F>,
+    content: C,
+}
+
+impl<C: Serialize> Envelope<C> {
+    pub(crate) fn write(format: &str, version: u64, content: C) -> String {
+        let crc32 = Hex(crc32(&content));
+        to_json(&Self { format: format.to_owned(), version, crc32, content })
+    }
+}
+
+impl<C: DeserializeOwned + Serialize> Envelope<C> {
+    /// The content of a document, of a version that has this form.
+    pub(crate) fn read(json: &[u8], form: Form) -> Result<C, CheckpointError> {
+        let damaged = |what| CheckpointError::damaged(form, what);
+        let document: Self = serde_json::from_slice(json)
+            .map_err(|_| damaged("a member is missing or has the wrong form"))?;
+        if crc32(&document.content) != document.crc32.0 {
+            return Err(damaged("checksum mismatch"));
+        }
+        Ok(document.content)
+    }
+}
+
+impl Envelope<()> {
+    /// The version of a document of one kind.
+    pub(crate) fn version_of(
+        json: &[u8],
+        format: &str,
+        form: Form,
+    ) -> Result<u64, CheckpointError> {
+        let damaged = |what| CheckpointError::damaged(form, what);
+        let preamble: Preamble =
+            serde_json::from_slice(json).map_err(|_| damaged("not such a document"))?;
+        if preamble.format != format {
+            return Err(damaged("another kind of document"));
+        }
+        Ok(preamble.version)
+    }
 }
 
 #[derive(Deserialize, Serialize)]
@@ -156,48 +194,45 @@ impl<'de> Deserialize<'de> for VbidKey {
 }
 
 pub(super) fn write(checkpoint: &Checkpoint) -> String {
-    match &checkpoint.made_with {
+    match &checkpoint.origin.made_with {
         MadeWith::Filter(filter) => {
             // Without these filters, it has the version that earlier releases read.
             let version = if filter.leaves_out() { VERSION } else { VERSION_WITHOUT_ROWS };
             write_version(version, FilterDocument::from(&**filter), checkpoint)
         }
         MadeWith::Hash(hash) => write_version(VERSION_WITH_HASH, Hex(*hash), checkpoint),
+        // Only offsets have none.
+        MadeWith::Unknown => write_version(VERSION_WITH_HASH, Hex(0_u64), checkpoint),
     }
 }
 
 fn write_version(version: u64, filter: impl Serialize, checkpoint: &Checkpoint) -> String {
     let content = Content {
-        bucket_uuid: checkpoint.bucket_uuid.to_string(),
+        bucket_uuid: checkpoint.bucket_uuid().to_owned(),
         filter,
         positions: checkpoint
             .entries()
             .map(|(vbid, entry)| (VbidKey(vbid.0), PositionDocument::from(&**entry)))
             .collect(),
     };
-    let document =
-        Document { format: FORMAT.to_owned(), version, crc32: Hex(crc32(&content)), content };
-    to_json(&document)
+    Envelope::write(FORMAT, version, content)
 }
 
 pub(super) fn read(json: &[u8]) -> Result<Checkpoint, CheckpointError> {
-    let preamble: Preamble = serde_json::from_slice(json)
-        .map_err(|_| CheckpointError::Damaged("not a checkpoint document"))?;
-    if preamble.format != FORMAT {
-        return Err(CheckpointError::Damaged("another kind of document"));
-    }
-    match preamble.version {
+    match Envelope::version_of(json, FORMAT, Form::Checkpoint)? {
         1 | VERSION_WITH_HASH => read_version::<Hex<u64>>(json),
         version @ (VERSION_WITHOUT_ROWS | VERSION) => {
             let read = read_version::<FilterDocument>(json)?;
             // The checksum does not cover the version.
             let leaves_out = read.filter().is_some_and(StoredFilter::leaves_out);
             if leaves_out != (version == VERSION) {
-                return Err(CheckpointError::Damaged("the version and the filter do not match"));
+                return Err(damaged("the version and the filter do not match"));
             }
             Ok(read)
         }
-        found => Err(CheckpointError::Version { found, supported: VERSION }),
+        found => {
+            Err(CheckpointError::Version { form: Form::Checkpoint, found, supported: VERSION })
+        }
     }
 }
 
@@ -206,17 +241,18 @@ fn read_version<F>(json: &[u8]) -> Result<Checkpoint, CheckpointError>
 where
     F: DeserializeOwned + Serialize + TryInto<MadeWith, Error = CheckpointError>,
 {
-    let document: Document<F> = serde_json::from_slice(json)
-        .map_err(|_| CheckpointError::Damaged("a member is missing or has the wrong form"))?;
-    let content = document.content;
-    if crc32(&content) != document.crc32.0 {
-        return Err(CheckpointError::Damaged("checksum mismatch"));
-    }
-    let mut checkpoint = Checkpoint::made(&content.bucket_uuid, content.filter.try_into()?);
+    let content: Content<F> = Envelope::read(json, Form::Checkpoint)?;
+    let bucket_uuid = content.bucket_uuid.into();
+    let origin = Origin { bucket_uuid, made_with: content.filter.try_into()? };
+    let mut checkpoint = Checkpoint::of(origin);
     for (vbid, position) in content.positions {
         checkpoint.put(Vbid(vbid.0), Arc::new(position.try_into()?));
     }
     Ok(checkpoint)
+}
+
+fn damaged(what: &'static str) -> CheckpointError {
+    CheckpointError::damaged(Form::Checkpoint, what)
 }
 
 fn crc32(content: &impl Serialize) -> u32 {
@@ -240,7 +276,7 @@ impl TryFrom<FilterDocument> for MadeWith {
     type Error = CheckpointError;
 
     fn try_from(filter: FilterDocument) -> Result<Self, CheckpointError> {
-        let filter = StoredFilter::try_from(filter).map_err(CheckpointError::Damaged)?;
+        let filter = StoredFilter::try_from(filter).map_err(damaged)?;
         Ok(Self::Filter(Arc::new(filter)))
     }
 }
@@ -328,7 +364,7 @@ impl TryFrom<PositionDocument> for CheckpointEntry {
     fn try_from(read: PositionDocument) -> Result<Self, CheckpointError> {
         let [start, end] = read.snapshot;
         if start > read.seqno || read.seqno > end {
-            return Err(CheckpointError::Damaged("a seqno lies outside its snapshot"));
+            return Err(damaged("a seqno lies outside its snapshot"));
         }
         let position = Position {
             seqno: Seqno(read.seqno),
@@ -339,7 +375,7 @@ impl TryFrom<PositionDocument> for CheckpointEntry {
             epoch: read.epoch,
         };
         if read.earlier.last().is_some_and(|newest| newest.seqno > read.seqno) {
-            return Err(CheckpointError::Damaged("an earlier point lies above its position"));
+            return Err(damaged("an earlier point lies above its position"));
         }
         let point = |point: PointDocument| CompletePoint {
             seqno: Seqno(point.seqno),
@@ -350,7 +386,7 @@ impl TryFrom<PositionDocument> for CheckpointEntry {
             purge_seqno: point.purge_seqno.map_or(position.purge_seqno, Seqno),
         };
         let history = History::from_points(read.earlier.into_iter().map(point).collect())
-            .ok_or(CheckpointError::Damaged("earlier points are out of order"))?;
+            .ok_or(damaged("earlier points are out of order"))?;
         Ok(Self { position, history })
     }
 }

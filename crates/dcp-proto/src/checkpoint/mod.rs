@@ -1,10 +1,16 @@
-//! Checkpoints: the positions of a consumer in every vBucket, as a document to store.
+//! Positions of a consumer in every vBucket, as documents to store.
 //!
-//! A checkpoint is a value. It is cheap to clone, and changing one does not affect its clones: each
-//! batch carries the checkpoint that applies once that batch has been processed.
+//! A [`Checkpoint`] has all that a stream needs to resume, or to be rolled back. It is cheap to
+//! clone, and changing one does not affect its clones: each batch carries the checkpoint that
+//! applies once that batch has been processed. [`Offsets`] have only where a bounded read ended,
+//! which is small enough to be stored with every micro-batch. Both belong to a bucket and the filter
+//! that they were made with, by the same rules.
 
 mod document;
+mod error;
 mod filter;
+mod offsets;
+mod origin;
 #[cfg(test)]
 mod tests;
 
@@ -12,13 +18,49 @@ use core::fmt;
 use std::sync::Arc;
 
 use dcp_wire::{Seqno, Vbid};
-use thiserror::Error;
 
-pub(crate) use self::document::FilterDocument;
+pub(crate) use self::document::{Envelope, FilterDocument};
+pub use self::error::{CheckpointError, Form};
 pub use self::filter::{FilterMismatch, StoredFilter};
+pub use self::offsets::{Offset, Offsets};
+use self::origin::{MadeWith, Origin};
 use crate::consumer::{PositionUpdate, StreamPosition};
 use crate::topology::Manifest;
 use crate::{History, Position, Snapshot};
+
+/// Positions in either form, as somebody stored them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Positions {
+    /// Where a stream was.
+    Checkpoint(Checkpoint),
+    /// Where a bounded read ended.
+    Offsets(Offsets),
+}
+
+impl Positions {
+    /// Reads a document of either form, of this release or an older one.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] or [`CheckpointError::Version`].
+    pub fn from_json(json: &str) -> Result<Self, CheckpointError> {
+        if json.contains("\"format\"") {
+            return Checkpoint::from_json(json.as_bytes()).map(Self::Checkpoint);
+        }
+        Offsets::from_json(json).map(Self::Offsets)
+    }
+}
+
+impl From<Checkpoint> for Positions {
+    fn from(checkpoint: Checkpoint) -> Self {
+        Self::Checkpoint(checkpoint)
+    }
+}
+
+impl From<Offsets> for Positions {
+    fn from(offsets: Offsets) -> Self {
+        Self::Offsets(offsets)
+    }
+}
 
 /// vBuckets that share one allocation: what a change of one position copies.
 const CHUNK: usize = 32;
@@ -30,74 +72,6 @@ type Chunk = [Option<Arc<CheckpointEntry>>; CHUNK];
 struct CheckpointEntry {
     position: Position,
     history: History,
-}
-
-/// What is known of the filter that the positions were made with.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum MadeWith {
-    Filter(Arc<StoredFilter>),
-    /// A release that stored no more than a hash wrote the document.
-    Hash(u64),
-}
-
-impl fmt::Display for MadeWith {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Filter(filter) => filter.fmt(f),
-            Self::Hash(hash) => write!(f, "one with the hash {hash:016x}"),
-        }
-    }
-}
-
-/// Why a checkpoint cannot be used.
-#[derive(Clone, Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CheckpointError {
-    /// The document was truncated or changed, or is not a checkpoint.
-    #[error(
-        "the checkpoint is damaged ({0}): restore an undamaged copy, or start without a checkpoint"
-    )]
-    Damaged(&'static str),
-    /// A newer release wrote it.
-    #[error(
-        "the checkpoint has format version {found}, this release reads up to {supported}: use \
-         the release that wrote it, or a newer one"
-    )]
-    Version {
-        /// Version of the document.
-        found: u64,
-        /// Newest version this release reads.
-        supported: u64,
-    },
-    /// It was made for another bucket, or for one of the same name that has been deleted since.
-    #[error(
-        "the checkpoint belongs to another bucket (uuid {found}, this one has {expected}): the \
-         bucket was recreated, or the checkpoint was made for another one; start without a \
-         checkpoint"
-    )]
-    OtherBucket {
-        /// UUID in the checkpoint.
-        found: String,
-        /// UUID of the bucket.
-        expected: String,
-    },
-    /// The stream asks for more than the filter it was made with.
-    #[error(
-        "the checkpoint was {0}: use the filter it was made with or a narrower one, or start \
-         without a checkpoint"
-    )]
-    OtherFilter(FilterMismatch),
-    /// Checkpoints to be joined were made with different filters.
-    #[error(
-        "the checkpoints were made with different filters ({first}, and {second}): join only \
-         checkpoints with the same filter"
-    )]
-    MixedFilters {
-        /// Filter of the one that was to be added to.
-        first: String,
-        /// Filter of the other.
-        second: String,
-    },
 }
 
 /// The positions of a consumer in every vBucket of a bucket.
@@ -122,8 +96,7 @@ pub enum CheckpointError {
 /// ```
 #[derive(Clone, PartialEq, Eq)]
 pub struct Checkpoint {
-    bucket_uuid: Arc<str>,
-    made_with: MadeWith,
+    origin: Origin,
     chunks: Arc<Vec<Arc<Chunk>>>,
 }
 
@@ -131,27 +104,24 @@ impl Checkpoint {
     /// A checkpoint before the first change of any vBucket.
     #[must_use]
     pub fn new(bucket_uuid: &str, filter: StoredFilter) -> Self {
-        Self::made(bucket_uuid, MadeWith::Filter(Arc::new(filter)))
+        Self::of(Origin::new(bucket_uuid, filter))
     }
 
-    fn made(bucket_uuid: &str, made_with: MadeWith) -> Self {
-        Self { bucket_uuid: bucket_uuid.into(), made_with, chunks: Arc::default() }
+    fn of(origin: Origin) -> Self {
+        Self { origin, chunks: Arc::default() }
     }
 
     /// Identity of the bucket the positions belong to.
     #[must_use]
     pub fn bucket_uuid(&self) -> &str {
-        &self.bucket_uuid
+        &self.origin.bucket_uuid
     }
 
     /// The filter the positions were made with; `None` if the checkpoint was written by a release
     /// that stored only a hash of it.
     #[must_use]
     pub fn filter(&self) -> Option<&StoredFilter> {
-        match &self.made_with {
-            MadeWith::Filter(filter) => Some(filter),
-            MadeWith::Hash(_) => None,
-        }
+        self.origin.filter()
     }
 
     /// The position of a vBucket; `None` if it has not been read.
@@ -223,7 +193,7 @@ impl Checkpoint {
     /// The checkpoint of some vBuckets only, as for one member of a group or one Spark task.
     #[must_use]
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {
-        let mut part = Self::made(&self.bucket_uuid, self.made_with.clone());
+        let mut part = Self::of(self.origin.clone());
         for vbid in vbids {
             if let Some(entry) = self.slot(vbid) {
                 part.put(vbid, Arc::clone(entry));
@@ -237,8 +207,8 @@ impl Checkpoint {
     /// # Errors
     /// [`CheckpointError::OtherBucket`] or [`CheckpointError::MixedFilters`].
     pub fn merge(&mut self, other: &Self) -> Result<(), CheckpointError> {
-        other.check_bucket(&self.bucket_uuid)?;
-        self.made_with = match (&self.made_with, &other.made_with) {
+        other.origin.check_bucket(&self.origin.bucket_uuid)?;
+        self.origin.made_with = match (&self.origin.made_with, &other.origin.made_with) {
             (own, others) if own == others => own.clone(),
             // One of them was written by a release that stored only a hash.
             (MadeWith::Filter(filter), MadeWith::Hash(hash))
@@ -270,25 +240,16 @@ impl Checkpoint {
         filter: &StoredFilter,
         manifest: &Manifest,
     ) -> Result<Self, CheckpointError> {
-        self.check_bucket(bucket_uuid)?;
-        let checked = match &self.made_with {
-            MadeWith::Filter(stored) => stored.check(filter, manifest),
-            // Whether it had system documents cannot be known.
-            MadeWith::Hash(hash) if filter.legacy_hash() == *hash => Ok(()),
-            MadeWith::Hash(_) => Err(FilterMismatch::Hash),
-        };
-        checked.map_err(CheckpointError::OtherFilter)?;
-        Ok(Self { made_with: MadeWith::Filter(Arc::new(filter.clone())), ..self.clone() })
+        let origin = self.origin.narrowed_to(bucket_uuid, filter, manifest)?;
+        Ok(Self { origin, ..self.clone() })
     }
 
-    fn check_bucket(&self, bucket_uuid: &str) -> Result<(), CheckpointError> {
-        if *self.bucket_uuid != *bucket_uuid {
-            return Err(CheckpointError::OtherBucket {
-                found: self.bucket_uuid.to_string(),
-                expected: bucket_uuid.to_owned(),
-            });
-        }
-        Ok(())
+    /// Checks that the positions belong to a bucket.
+    ///
+    /// # Errors
+    /// [`CheckpointError::OtherBucket`].
+    pub fn check_bucket(&self, bucket_uuid: &str) -> Result<(), CheckpointError> {
+        self.origin.check_bucket(bucket_uuid)
     }
 
     /// The checkpoint as one JSON document, to be read with [`from_json`](Self::from_json).
@@ -323,8 +284,8 @@ impl Checkpoint {
 impl fmt::Debug for Checkpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Checkpoint")
-            .field("bucket_uuid", &self.bucket_uuid)
-            .field("filter", &format_args!("{}", self.made_with))
+            .field("bucket_uuid", &self.origin.bucket_uuid)
+            .field("filter", &format_args!("{}", self.origin.made_with))
             .field("vbuckets", &self.positions().count())
             .finish()
     }

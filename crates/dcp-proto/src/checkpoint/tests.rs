@@ -123,7 +123,7 @@ fn a_filter_by_rows_or_patterns_is_stored_in_a_version_of_its_own() {
         let changed = document.replace("\"version\":4", "\"version\":3");
         let changed = changed.replace("\"version\":3", &format!("\"version\":{version}"));
         let read = Checkpoint::from_json(changed.as_bytes());
-        assert!(matches!(read, Err(CheckpointError::Damaged(_))), "{changed}: {read:?}");
+        assert!(matches!(read, Err(CheckpointError::Damaged { .. })), "{changed}: {read:?}");
     }
     assert!(made.narrowed_to("b", &filter(&[9]), &manifest()).is_err(), "that is more");
     assert!(Checkpoint::new("b", filter(&[9])).merge(&made).is_err());
@@ -197,7 +197,7 @@ fn earlier_points_that_cannot_be_are_damage() {
         let mut checkpoint = Checkpoint::new("b", filter(&[9]));
         checkpoint.advance(PositionUpdate { vbid: Vbid(7), position: position(5, &[]), history });
         let read = Checkpoint::from_json(checkpoint.to_json().as_bytes());
-        assert_eq!(read, Err(CheckpointError::Damaged(what)), "{earlier:?}");
+        assert_eq!(read, Err(CheckpointError::damaged(Form::Checkpoint, what)), "{earlier:?}");
     }
 }
 
@@ -210,7 +210,7 @@ fn a_document_may_be_reformatted_but_not_changed() {
     assert_ne!(changed, pretty);
     assert_eq!(
         Checkpoint::from_json(changed.as_bytes()),
-        Err(CheckpointError::Damaged("checksum mismatch"))
+        Err(CheckpointError::damaged(Form::Checkpoint, "checksum mismatch"))
     );
 }
 
@@ -263,7 +263,7 @@ fn a_newer_release_is_named_as_the_reason() {
     let newer = checkpoint().to_json().replace("\"version\":3", "\"version\":5");
     assert_eq!(
         Checkpoint::from_json(newer.as_bytes()),
-        Err(CheckpointError::Version { found: 5, supported: 4 })
+        Err(CheckpointError::Version { form: Form::Checkpoint, found: 5, supported: 4 })
     );
 }
 
@@ -281,7 +281,7 @@ fn a_document_of_another_version_needs_the_filter_of_that() {
     assert!(whole.contains(document));
     for wrong in [hash, "null", r#"{"collections":["00000009"]}"#, r#"{"scope":"9"}"#] {
         let read = Checkpoint::from_json(whole.replace(document, wrong).as_bytes());
-        assert!(matches!(read, Err(CheckpointError::Damaged(_))), "{wrong}: {read:?}");
+        assert!(matches!(read, Err(CheckpointError::Damaged { .. })), "{wrong}: {read:?}");
     }
 }
 
@@ -413,4 +413,21 @@ fn a_checkpoint_is_shown_by_what_it_belongs_to() {
     let shown = format!("{checkpoint:?}");
     assert!(shown.contains("bucket_uuid: \"0123\""), "{shown}");
     assert!(shown.contains("vbuckets: 0"), "{shown}");
+}
+
+#[test]
+fn positions_of_either_form_are_told_apart_by_their_text() {
+    let stream = checkpoint();
+    assert_eq!(Positions::from_json(&stream.to_json()), Ok(Positions::Checkpoint(stream)));
+    // A name of its own in a filter's key is escaped, so that it makes no difference.
+    let rows = RowFilter::new(Some(vec!["\"format\"".to_owned()]), None, None).unwrap();
+    let ends = Offsets::new("b", filter(&[9]).with_rows(rows), 4);
+    assert_eq!(Positions::from_json(&ends.to_json()), Ok(Positions::Offsets(ends)));
+    for (text, form) in [("{}", Form::Offsets), (r#"{"format":"x"}"#, Form::Checkpoint)] {
+        let refused = Positions::from_json(text);
+        assert!(
+            matches!(&refused, Err(CheckpointError::Damaged { form: of, .. }) if *of == form),
+            "{refused:?}"
+        );
+    }
 }

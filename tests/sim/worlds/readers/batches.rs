@@ -9,11 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
 
-use dcp_consumer::micro_batch::{Planner, PlannerError, PlannerOptions};
+use dcp_consumer::plan::{Planner, PlannerError};
 use dcp_consumer::{Client, Filter, OnRollback, StreamOptions};
 use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::micro_batch::{Limits, Offsets, OffsetsError, Partition, PlanError, Start};
+use dcp_proto::plan::{Limits, Offsets, PlanError, ReadPlan, Start};
 use dcp_wire::Vbid;
 use rand::Rng;
 use rand::rngs::StdRng;
@@ -22,7 +22,7 @@ use tokio::time::sleep;
 use super::tasks::Tasks;
 use super::verdict::wanted_ids;
 use super::{Process, RETRY_TIMEOUT, Stop, Wanted};
-use crate::plan::FilterPlan;
+use crate::plan::{FilterPlan, ReaderKind};
 use crate::rows::{Item, Table, shown};
 use crate::storage::Pair;
 
@@ -112,10 +112,10 @@ impl Process {
 
     /// A planner for what the filter names, as long as it names what it did.
     async fn planner(&self, client: &Client, filter: &Filter) -> Result<Planner, Stop> {
-        let options = with(PlannerOptions::default(), |o| {
+        let options = with(StreamOptions::default(), |o| {
             o.filter = filter.clone();
             o.system_documents = self.plan.system_documents;
-            o.patience = RETRY_TIMEOUT;
+            o.retry_timeout = RETRY_TIMEOUT;
         });
         let planner = Planner::new(client, options).await.map_err(|error| self.planning(error))?;
         let ids = match planner.earliest().filter().map(StoredFilter::documents) {
@@ -223,7 +223,7 @@ impl Process {
             .await
             .map_err(|error| self.planning(error))?;
         // As they come to tasks on other machines.
-        let sent = partitions.iter().map(|partition| Partition::from_json(&partition.to_json()));
+        let sent = partitions.iter().map(|partition| ReadPlan::from_json(&partition.to_json()));
         let sent: Result<Vec<_>, _> = sent.collect();
         let sent = sent.map_err(|error| Stop::Violation(error.to_string()))?;
         let items = tasks.run(sent, losses, rng).await?;
@@ -289,17 +289,20 @@ impl Process {
                 self.shared.count("began anew after a purge");
                 Stop::Again
             }
-            PlannerError::Offsets(OffsetsError::OtherBucket { .. }) if self.is_of_old_bucket() => {
-                self.storage.borrow_mut().lose();
+            PlannerError::Checkpoint(CheckpointError::OtherBucket { .. })
+                if self.is_of_old_bucket() =>
+            {
+                if self.plan.kind == ReaderKind::Batches {
+                    self.storage.borrow_mut().lose();
+                }
                 Stop::Again
             }
             PlannerError::Checkpoint(CheckpointError::OtherBucket { .. })
-                if self.is_foreign.get() || self.is_of_old_bucket() =>
+                if self.is_foreign.get() =>
             {
                 Stop::Again
             }
-            PlannerError::Offsets(OffsetsError::OtherFilter(_))
-            | PlannerError::Checkpoint(CheckpointError::OtherFilter(_)) => self.other_filter(error),
+            PlannerError::Checkpoint(CheckpointError::OtherFilter(_)) => self.other_filter(error),
             error => Stop::Violation(format!("planning: {error:?}")),
         }
     }

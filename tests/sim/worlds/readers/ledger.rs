@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use dcp_proto::micro_batch::Offsets;
+use dcp_proto::plan::Offsets;
 use dcp_wire::{Seqno, Vbid};
 
 use super::Reader;

@@ -7,11 +7,10 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-use dcp_consumer::micro_batch::open;
+use dcp_consumer::plan::open;
 use dcp_consumer::{Client, ConnectOptions, ErrorKind, StreamOptions};
-use dcp_proto::Rollback;
-use dcp_proto::micro_batch::{Partition, SeqnoRange};
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_proto::plan::{ReadPlan, VbucketRange};
+use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use tokio::task::JoinSet;
@@ -42,7 +41,7 @@ impl Tasks {
     /// `losses` is how often history may have been lost before they were planned.
     pub(super) async fn run(
         self: &Rc<Self>,
-        partitions: Vec<Partition>,
+        partitions: Vec<ReadPlan>,
         losses: u32,
         rng: &mut StdRng,
     ) -> Result<Vec<Item>, Stop> {
@@ -72,7 +71,7 @@ fn panicked(error: tokio::task::JoinError) -> Stop {
 /// One task.
 struct Task {
     jobs: Rc<Tasks>,
-    partition: Partition,
+    partition: ReadPlan,
     losses: u32,
 }
 
@@ -140,7 +139,7 @@ impl Task {
         while let Some(delivered) = watched.next().await? {
             let batch = delivered.batch;
             // One that nothing follows reads what is not on disk, too.
-            let persisted_only = process.plan.persisted_only && self.partition.is_followed;
+            let persisted_only = process.plan.persisted_only && self.partition.clamp;
             let ids = process.ids.borrow().clone();
             process.check_items(&batch, client.bucket_uuid(), ids.as_ref(), persisted_only)?;
             items.extend(batch);
@@ -158,27 +157,19 @@ impl Task {
 
     /// What the partition says of rollbacks, as rows.
     fn rollbacks(&self) -> Vec<Item> {
-        let rolled_back = self.partition.ranges().filter(|range| range.rolled_back);
-        let rollback = |range: SeqnoRange| {
+        let rollbacks = self.partition.ranges().filter_map(|range| range.rollback());
+        let counted = rollbacks.inspect(|_| {
             self.jobs.process.shared.count("rollback of a micro-batch");
-            Item::Rollback(Rollback {
-                vbid: range.vbid,
-                seqno: range.start_seqno(),
-                from_seqno: range.start_seqno(),
-                old_vbuuid: Vbuuid(0),
-                new_vbuuid: range.vbuuid(),
-                epoch: range.epoch(),
-            })
-        };
-        rolled_back.map(rollback).collect()
+        });
+        counted.map(Item::Rollback).collect()
     }
 
     /// Nothing lies outside of the ranges, and the last change of every document within them is
     /// there that nothing above has replaced.
     fn check_range(&self, items: &[Item]) -> Result<(), Stop> {
-        let bounds = |range: SeqnoRange| (range.vbid, (range.start_seqno(), range.to));
+        let bounds = |range: VbucketRange| (range.vbid, (range.start_seqno(), range.to));
         let mut ranges: BTreeMap<_, _> = self.partition.ranges().map(bounds).collect();
-        let first_snapshot = |range: SeqnoRange| {
+        let first_snapshot = |range: VbucketRange| {
             let snapshot = range.from.position.snapshot;
             (snapshot.start == Seqno::ZERO).then_some((range.vbid, snapshot.end))
         };
@@ -202,7 +193,7 @@ impl Task {
             };
             let is_of = |&(from, to): &(Seqno, Seqno)| row.seqno > from && row.seqno <= to;
             // One that nothing follows goes on to the end of its snapshot, and back by itself.
-            if self.partition.is_followed && !ranges.get(&row.vbid).is_some_and(is_of) {
+            if self.partition.clamp && !ranges.get(&row.vbid).is_some_and(is_of) {
                 return Err(Stop::Violation(format!("a row outside of its task: {row:?}")));
             }
             newest.insert((row.vbid, row.collection, row.key.as_slice()), row.seqno);
@@ -235,7 +226,7 @@ impl Task {
     /// task's end meanwhile, the other need not have; what both have must agree. Attempts before and
     /// after a failover may read two branches, and must agree where they name the same one.
     fn compare(&self, first: &[Item], second: &[Item]) -> Result<(), Stop> {
-        if !self.partition.is_followed {
+        if !self.partition.clamp {
             // One that nothing follows goes back to another history by itself.
             return Ok(());
         }

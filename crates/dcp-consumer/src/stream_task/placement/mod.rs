@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use dcp_proto::consumer::{EndCause, StreamPosition};
+use dcp_proto::plan::VbucketRange;
 use dcp_proto::topology::Address;
 use dcp_wire::{Seqno, Vbid};
 use rand::rngs::StdRng;
@@ -89,18 +90,18 @@ pub(crate) struct Placement {
 }
 
 impl Placement {
-    /// A stream of these vBuckets; each is due at once.
+    /// A stream of these ranges; each is due at once.
     pub(crate) fn new(
-        vbuckets: impl IntoIterator<Item = (Vbid, Seqno, StreamPosition)>,
+        ranges: impl IntoIterator<Item = VbucketRange>,
         (patience, attempt): (Duration, Duration),
         now: Instant,
         randomness: StdRng,
     ) -> Self {
-        let entry = |(vbid, end_seqno, from): (Vbid, Seqno, StreamPosition)| {
-            let state = State::BackingOff { until: now, from: Box::new(from) };
-            (vbid, Entry { idle_since: Some(now), ..Entry::new(state, end_seqno) })
+        let entry = |range: VbucketRange| {
+            let state = State::BackingOff { until: now, from: Box::new(range.from) };
+            (range.vbid, Entry { idle_since: Some(now), ..Entry::new(state, range.to) })
         };
-        let vbuckets = vbuckets.into_iter().map(entry).collect();
+        let vbuckets = ranges.into_iter().map(entry).collect();
         Self { vbuckets, patience, attempt, has_streamed: false, randomness }
     }
 

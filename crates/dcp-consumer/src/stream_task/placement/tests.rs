@@ -25,7 +25,7 @@ fn one(now: Instant) -> Placement {
 }
 
 fn one_with(patience: Duration, now: Instant) -> Placement {
-    let vbuckets = [(VB, Seqno::MAX, *position())];
+    let vbuckets = [VbucketRange::new(VB, *position(), Seqno::MAX)];
     Placement::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
 }
 
@@ -244,7 +244,7 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
 #[test]
 fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
     let now = now();
-    let vbuckets = (0..3).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
+    let vbuckets = (0..3).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
     let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
     assert_eq!(placement.due(now).len(), 3);
     placement.assign(Vbid(0), ON);
@@ -321,7 +321,7 @@ fn a_forgotten_vbucket_is_found() {
 #[test]
 fn a_new_map_moves_streams_once_they_are_closed_and_what_is_not_requested_at_once() {
     let now = now();
-    let vbuckets = (0..5).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
+    let vbuckets = (0..5).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
     let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
     let other = ConnectionId(2);
     let node = |port| Address { host: "node".to_owned(), port };
@@ -376,7 +376,7 @@ proptest! {
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
         let mut now = now();
-        let vbuckets = (0..4).map(|vbid| (Vbid(vbid), Seqno::MAX, *position()));
+        let vbuckets = (0..4).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
         let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
         for happening in happenings {
             match happening {

@@ -4,16 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::micro_batch::{
-    Answer, Limits, Located, Observed, Offsets, SeqnoRange, Start, questions,
-};
+use dcp_proto::plan::{Answer, Limits, Observed, Offsets, Start, VbucketRange, questions};
 use dcp_wire::{CollectionId, Vbid};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Link, Planner};
-use crate::micro_batch::PlannerError;
+use crate::plan::PlannerError;
 use crate::retry::Backoff;
-use crate::{Client, ConnectOptions, Error, ErrorKind, Filter, Observation, dial};
+use crate::{Client, ConnectOptions, Error, ErrorKind, Filter, Observation, dial, filter};
 
 /// Longest time to request the seqnos of a filter's collections: no read depends on them.
 const HEADS_WITHIN: Duration = Duration::from_secs(2);
@@ -31,7 +29,7 @@ impl Outage {
 }
 
 /// The wait before the next request to an unavailable cluster.
-pub(in crate::micro_batch) fn pause(connect: &ConnectOptions, attempts: u32) -> Duration {
+pub(in crate::plan) fn pause(connect: &ConnectOptions, attempts: u32) -> Duration {
     let mut randomness = dial::randomness(connect.dialer.as_deref());
     Backoff::SHORT.wait(attempts.saturating_add(2), &mut randomness)
 }
@@ -70,7 +68,7 @@ impl Planner {
         if options.filter != Filter::All {
             link.observer.refresh_manifest().await?;
         }
-        let filter = options.resolve(&link.client.manifest())?;
+        let filter = filter::of(&options, &link.client.manifest())?;
         let vbids: BTreeSet<Vbid> = match options.vbuckets {
             Some(wanted) => wanted.into_iter().collect(),
             None => (0..link.client.num_vbuckets()).map(Vbid).collect(),
@@ -99,7 +97,7 @@ impl Planner {
             let observed = self.observed(start.offsets());
             let asked = questions(start, &observed, limits);
             let Some(&vbid) = asked.keys().next() else { return Ok(observed) };
-            if was_asked && begun.elapsed() > self.options.patience {
+            if was_asked && begun.elapsed() > self.options.retry_timeout {
                 let message = format!("the history of {vbid} keeps changing");
                 return Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into());
             }
@@ -162,21 +160,24 @@ impl Planner {
 
     /// The nodes of the ranges' vBuckets. Waits for one that no node has at the moment: leaving it
     /// out would lose its changes.
-    pub(super) fn locate(&self, ranges: Vec<SeqnoRange>) -> Result<Vec<Located>, PlannerError> {
+    pub(super) fn nodes_of(
+        &self,
+        ranges: &[VbucketRange],
+    ) -> Result<BTreeMap<Vbid, String>, PlannerError> {
         let by_node = self.link.as_ref().map(|link| link.client.vbuckets_by_node());
-        let mut nodes = BTreeMap::new();
-        for (node, vbids) in by_node.unwrap_or_default() {
-            nodes.extend(vbids.into_iter().map(|vbid| (vbid, node.clone())));
-        }
-        let locate = |range: SeqnoRange| match nodes.get(&range.vbid) {
-            Some(node) => Ok(Located { node: node.clone(), range }),
-            None => {
-                let vbid = range.vbid;
-                let message = format!("no node has {vbid} at the moment: check the cluster");
-                Err(Error::new(ErrorKind::Timeout, message).with_vbid(vbid).into())
-            }
+        let of_node = |(node, vbids): (String, Vec<Vbid>)| {
+            vbids.into_iter().map(move |vbid| (vbid, node.clone()))
         };
-        ranges.into_iter().map(locate).collect()
+        let nodes: BTreeMap<_, _> = by_node.into_iter().flatten().flat_map(of_node).collect();
+        let located = ranges.iter().map(|range| match nodes.get(&range.vbid) {
+            Some(node) => Ok((range.vbid, node.clone())),
+            None => {
+                let message =
+                    format!("no node has {} at the moment: check the cluster", range.vbid);
+                Err(Error::new(ErrorKind::Timeout, message).with_vbid(range.vbid).into())
+            }
+        });
+        located.collect()
     }
 
     /// Waits before a request is repeated, or returns the error if that is pointless.
@@ -185,7 +186,7 @@ impl Planner {
         error: PlannerError,
         outage: &mut Outage,
     ) -> Result<(), PlannerError> {
-        let (patience, connect) = (self.options.patience, self.connect.connect_timeout);
+        let (patience, connect) = (self.options.retry_timeout, self.connect.connect_timeout);
         let patience = if self.was_open { patience } else { connect };
         let pause = pause(&self.connect, outage.attempts);
         let is_over = outage.since.elapsed() + pause >= patience;

@@ -4,8 +4,9 @@ use dcp_wire::message::FailoverEntry;
 use dcp_wire::{Seqno, Vbid};
 
 use super::{Offset, Offsets};
-use crate::checkpoint::{Checkpoint, StoredFilter};
+use crate::checkpoint::{Checkpoint, CheckpointError, Positions, StoredFilter};
 use crate::consumer::StreamPosition;
+use crate::topology::Manifest;
 use crate::{FailoverLog, Position, Snapshot};
 
 /// Where a bounded read begins.
@@ -24,6 +25,39 @@ pub enum Start {
 }
 
 impl Start {
+    /// A start at stored positions, on a bucket with this many vBuckets. They are checked when the
+    /// start is used.
+    #[must_use]
+    pub fn new(positions: Positions, filter: StoredFilter, num_vbuckets: u16) -> Self {
+        match positions {
+            Positions::Offsets(offsets) => Self::Offsets(offsets),
+            Positions::Checkpoint(given) => Self::checkpoint(given, filter, num_vbuckets),
+        }
+    }
+
+    /// The start for a read of `filter`.
+    ///
+    /// # Errors
+    /// [`CheckpointError`], as [`Offsets::narrowed_to`].
+    pub fn narrowed_to(
+        &self,
+        bucket_uuid: &str,
+        num_vbuckets: u16,
+        filter: &StoredFilter,
+        manifest: &Manifest,
+    ) -> Result<Self, CheckpointError> {
+        Ok(match self {
+            Self::Offsets(offsets) => {
+                let num_vbuckets = num_vbuckets.into();
+                offsets.clone().narrowed_to(bucket_uuid, num_vbuckets, filter, manifest)?.into()
+            }
+            Self::Checkpoint { checkpoint, .. } => {
+                let checkpoint = checkpoint.narrowed_to(bucket_uuid, filter, manifest)?;
+                Self::checkpoint(checkpoint, filter.clone(), num_vbuckets)
+            }
+        })
+    }
+
     /// A start at a checkpoint that is valid for the filter, on a bucket with this many vBuckets.
     #[must_use]
     pub fn checkpoint(checkpoint: Checkpoint, filter: StoredFilter, num_vbuckets: u16) -> Self {

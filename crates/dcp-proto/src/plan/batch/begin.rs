@@ -2,11 +2,11 @@
 
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 
-use super::{Limits, Observed, OnRollback, PlanError};
+use super::{Limits, Observed, PlanError};
 use crate::consumer::StreamPosition;
-use crate::micro_batch::Offset;
-use crate::micro_batch::start::{Start, at};
-use crate::{FailoverLog, Position, Snapshot};
+use crate::plan::Offset;
+use crate::plan::start::{Start, at};
+use crate::{FailoverLog, OnRollback, Position, Snapshot};
 
 /// Where reading a vBucket begins.
 #[derive(Clone, Debug, PartialEq, Eq)]

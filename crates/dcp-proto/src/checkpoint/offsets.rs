@@ -5,8 +5,9 @@ use base64::engine::general_purpose::STANDARD_NO_PAD as BASE64;
 use dcp_wire::{Seqno, Vbid, Vbuuid};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use crate::checkpoint::{FilterDocument, FilterMismatch, StoredFilter};
+use super::{CheckpointError, FilterDocument, Form, MadeWith, Origin, StoredFilter};
 use crate::topology::Manifest;
 
 const VERSION: u64 = 3;
@@ -19,60 +20,6 @@ const VERSION_WITHOUT_FILTER: u64 = 1;
 
 /// Most vBuckets that a bucket can have.
 const MAX_VBUCKETS: usize = 1 << 16;
-
-/// Why a document cannot be used as offsets.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum OffsetsError {
-    /// The document was truncated or changed, or is not a document of offsets.
-    #[error("the offsets are damaged ({what}): restore them, or start with new ones")]
-    Damaged {
-        /// What is wrong.
-        what: String,
-    },
-    /// A later release wrote the document.
-    #[error(
-        "the offsets have format version {found}, this release reads up to {VERSION}: use the \
-         release that wrote them, or a newer one"
-    )]
-    Version {
-        /// Version of the document.
-        found: u64,
-    },
-    /// The offsets belong to another bucket, or to a deleted one of the same name.
-    #[error(
-        "the offsets belong to the bucket with the UUID {found}, but this one has {expected}: the \
-         bucket was recreated, or the offsets were made for another one; start with new offsets"
-    )]
-    OtherBucket {
-        /// UUID in the offsets.
-        found: String,
-        /// UUID of the bucket.
-        expected: String,
-    },
-    /// The bucket has another number of vBuckets than the offsets.
-    #[error(
-        "the offsets cover {found} vBuckets, the bucket has {expected}: start with new offsets"
-    )]
-    OtherShape {
-        /// vBuckets in the offsets.
-        found: usize,
-        /// vBuckets of the bucket.
-        expected: usize,
-    },
-    /// The read goes beyond the filter that the offsets were made with.
-    #[error(
-        "the offsets were {0}: use the filter they were made with or a narrower one, or start with \
-         new offsets"
-    )]
-    OtherFilter(FilterMismatch),
-}
-
-impl OffsetsError {
-    fn damaged(what: impl ToString) -> Self {
-        Self::Damaged { what: what.to_string() }
-    }
-}
 
 /// How far one vBucket has been read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,19 +36,17 @@ pub struct Offset {
 /// How far each vBucket of a bucket has been read.
 ///
 /// ```
-/// use dcp_proto::checkpoint::StoredFilter;
-/// use dcp_proto::micro_batch::{Offset, Offsets};
+/// use dcp_proto::checkpoint::{Offset, Offsets, StoredFilter};
 /// use dcp_wire::{Seqno, Vbid, Vbuuid};
 ///
 /// let mut offsets = Offsets::new("6cf5", StoredFilter::default(), 2);
 /// offsets.set(Vbid(1), Offset { seqno: Seqno(7), vbuuid: Vbuuid(9), epoch: 0 });
 /// assert_eq!(Offsets::from_json(&offsets.to_json())?, offsets);
-/// # Ok::<(), dcp_proto::micro_batch::OffsetsError>(())
+/// # Ok::<(), dcp_proto::checkpoint::CheckpointError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offsets {
-    bucket_uuid: String,
-    filter: Option<StoredFilter>,
+    origin: Origin,
     vbuckets: Vec<Offset>,
 }
 
@@ -110,19 +55,19 @@ impl Offsets {
     #[must_use]
     pub fn new(bucket_uuid: &str, filter: StoredFilter, num_vbuckets: u16) -> Self {
         let vbuckets = vec![Offset::default(); usize::from(num_vbuckets)];
-        Self { bucket_uuid: bucket_uuid.to_owned(), filter: Some(filter), vbuckets }
+        Self { origin: Origin::new(bucket_uuid, filter), vbuckets }
     }
 
     /// Identity of the bucket.
     #[must_use]
     pub fn bucket_uuid(&self) -> &str {
-        &self.bucket_uuid
+        &self.origin.bucket_uuid
     }
 
     /// The filter of the reads; `None` if an earlier release, which stored none, wrote the offsets.
     #[must_use]
-    pub const fn filter(&self) -> Option<&StoredFilter> {
-        self.filter.as_ref()
+    pub fn filter(&self) -> Option<&StoredFilter> {
+        self.origin.filter()
     }
 
     /// Number of vBuckets of the bucket.
@@ -153,15 +98,12 @@ impl Offsets {
     /// offsets that only define where to stop.
     ///
     /// # Errors
-    /// [`OffsetsError::OtherBucket`] or [`OffsetsError::OtherShape`].
-    pub fn check(&self, bucket_uuid: &str, num_vbuckets: usize) -> Result<(), OffsetsError> {
-        if self.bucket_uuid != bucket_uuid {
-            let (found, expected) = (self.bucket_uuid.clone(), bucket_uuid.to_owned());
-            return Err(OffsetsError::OtherBucket { found, expected });
-        }
-        if self.vbuckets.len() != num_vbuckets {
-            let (found, expected) = (self.vbuckets.len(), num_vbuckets);
-            return Err(OffsetsError::OtherShape { found, expected });
+    /// [`CheckpointError::OtherBucket`] or [`CheckpointError::OtherShape`].
+    pub fn check(&self, bucket_uuid: &str, num_vbuckets: usize) -> Result<(), CheckpointError> {
+        self.origin.check_bucket(bucket_uuid)?;
+        let found = self.vbuckets.len();
+        if found != num_vbuckets {
+            return Err(CheckpointError::OtherShape { found, expected: num_vbuckets });
         }
         Ok(())
     }
@@ -170,7 +112,7 @@ impl Offsets {
     /// offsets planned from them, so that a narrowed filter cannot be widened again.
     ///
     /// # Errors
-    /// Those of [`check`](Self::check); [`OffsetsError::OtherFilter`] if the offsets were not made
+    /// Those of [`check`](Self::check); [`CheckpointError::OtherFilter`] if the offsets were not made
     /// with `filter` or one that contains it.
     pub fn narrowed_to(
         self,
@@ -178,12 +120,9 @@ impl Offsets {
         num_vbuckets: usize,
         filter: &StoredFilter,
         manifest: &Manifest,
-    ) -> Result<Self, OffsetsError> {
+    ) -> Result<Self, CheckpointError> {
         self.check(bucket_uuid, num_vbuckets)?;
-        if let Some(stored) = &self.filter {
-            stored.check(filter, manifest).map_err(OffsetsError::OtherFilter)?;
-        }
-        Ok(Self { filter: Some(filter.clone()), ..self })
+        Ok(Self { origin: self.origin.narrowed_to(bucket_uuid, filter, manifest)?, ..self })
     }
 
     /// The offsets as JSON in one line, about 17 KB for 1024 vBuckets.
@@ -195,13 +134,13 @@ impl Offsets {
     #[must_use]
     pub fn to_json(&self) -> String {
         let content = Content {
-            v: match &self.filter {
+            v: match self.filter() {
                 None => VERSION_WITHOUT_FILTER,
                 Some(filter) if !filter.leaves_out() => VERSION_WITHOUT_ROWS,
                 Some(_) => VERSION,
             },
-            bucket: self.bucket_uuid.clone(),
-            f: self.filter.as_ref().map(FilterDocument::from),
+            bucket: self.bucket_uuid().to_owned(),
+            f: self.filter().map(FilterDocument::from),
             s: self.vbuckets.iter().map(|offset| offset.seqno.0).collect(),
             u: BASE64.encode(
                 self.vbuckets
@@ -218,15 +157,19 @@ impl Offsets {
     /// Reads a document that [`to_json`](Self::to_json) wrote, in this release or an older one.
     ///
     /// # Errors
-    /// [`OffsetsError::Damaged`] or [`OffsetsError::Version`].
-    pub fn from_json(json: &str) -> Result<Self, OffsetsError> {
-        let preamble: Preamble = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
+    /// [`CheckpointError::Damaged`] or [`CheckpointError::Version`].
+    pub fn from_json(json: &str) -> Result<Self, CheckpointError> {
+        let preamble: Preamble = serde_json::from_str(json).map_err(damaged)?;
         if !(VERSION_WITHOUT_FILTER..=VERSION).contains(&preamble.v) {
-            return Err(OffsetsError::Version { found: preamble.v });
+            return Err(CheckpointError::Version {
+                form: Form::Offsets,
+                found: preamble.v,
+                supported: VERSION,
+            });
         }
-        let Document { content, c } = serde_json::from_str(json).map_err(OffsetsError::damaged)?;
+        let Document { content, c } = serde_json::from_str(json).map_err(damaged)?;
         if content.crc() != c {
-            return Err(OffsetsError::damaged("checksum mismatch"));
+            return Err(damaged("checksum mismatch"));
         }
         content.offsets()
     }
@@ -262,19 +205,22 @@ impl Content {
         format!("{:08x}", crc32fast::hash(to_text(self).as_bytes()))
     }
 
-    fn offsets(self) -> Result<Offsets, OffsetsError> {
+    fn offsets(self) -> Result<Offsets, CheckpointError> {
         if self.s.is_empty() || self.s.len() > MAX_VBUCKETS {
-            return Err(OffsetsError::damaged("too many vBuckets"));
+            return Err(damaged("too many vBuckets"));
         }
         if self.f.is_some() != (self.v != VERSION_WITHOUT_FILTER) {
-            return Err(OffsetsError::damaged("the version and the filter do not match"));
+            return Err(damaged("the version and the filter do not match"));
         }
-        let filter = self.f.map(StoredFilter::try_from).transpose();
-        let filter = filter.map_err(OffsetsError::damaged)?;
-        let vbuuids = BASE64.decode(&self.u).map_err(OffsetsError::damaged)?;
+        let made_with = match self.f {
+            Some(filter) => MadeWith::Filter(Arc::new(filter.try_into().map_err(damaged)?)),
+            None => MadeWith::Unknown,
+        };
+        let origin = Origin { bucket_uuid: self.bucket.into(), made_with };
+        let vbuuids = BASE64.decode(&self.u).map_err(damaged)?;
         let (vbuuids, rest) = vbuuids.as_chunks::<8>();
         if vbuuids.len() != self.s.len() || !rest.is_empty() {
-            return Err(OffsetsError::damaged("the numbers of seqnos and vbuuids differ"));
+            return Err(damaged("the numbers of seqnos and vbuuids differ"));
         }
         let offset = |(&seqno, vbuuid): (&u64, &[u8; 8])| Offset {
             seqno: Seqno(seqno),
@@ -282,16 +228,20 @@ impl Content {
             epoch: 0,
         };
         let vbuckets = self.s.iter().zip(vbuuids).map(offset).collect();
-        let mut offsets = Offsets { bucket_uuid: self.bucket, filter, vbuckets };
+        let mut offsets = Offsets { origin, vbuckets };
         for (name, epoch) in self.e {
             let slot = name.parse().ok().and_then(|vbid: usize| offsets.vbuckets.get_mut(vbid));
             let Some(slot) = slot else {
-                return Err(OffsetsError::damaged("an epoch of a vBucket that does not exist"));
+                return Err(damaged("an epoch of a vBucket that does not exist"));
             };
             slot.epoch = epoch;
         }
         Ok(offsets)
     }
+}
+
+fn damaged(what: impl ToString) -> CheckpointError {
+    CheckpointError::damaged(Form::Offsets, what.to_string())
 }
 
 fn epochs(vbuckets: &[Offset]) -> BTreeMap<String, u32> {

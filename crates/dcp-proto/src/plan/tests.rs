@@ -7,10 +7,10 @@ use dcp_wire::{CollectionId, ScopeId, Seqno, Vbid, Vbuuid};
 use proptest::prelude::*;
 
 use super::*;
-use crate::checkpoint::StoredFilter;
+use crate::checkpoint::{CheckpointError, Form, StoredFilter};
 use crate::consumer::{StreamFilter, StreamPosition};
 use crate::topology::Manifest;
-use crate::{CollectionPatterns, FailoverLog, OnRollback, RowFilter, Snapshot};
+use crate::{CollectionPatterns, FailoverLog, OnRollback, Position, RowFilter, Snapshot};
 
 const VB: Vbid = Vbid(3);
 const A: u64 = 0xa;
@@ -22,11 +22,15 @@ fn log(entries: &[(u64, u64)]) -> FailoverLog {
     FailoverLog::new(entries.iter().map(entry).collect()).unwrap()
 }
 
-fn located(node: &str, vbid: u16, seqnos: u64) -> Located {
-    let from = StreamPosition::new(start::at(offset(5, 1, 0)));
-    let (vbid, to) = (Vbid(vbid), Seqno(5 + seqnos));
-    let range = SeqnoRange { vbid, from, to, rolled_back: false, past_purge: false };
-    Located { node: node.into(), range }
+/// The parts of a plan with ranges of these sizes, by the number of their node.
+fn split(sizes: &[(u8, u64)], parts: usize) -> Vec<ReadPlan> {
+    let range = |(vbid, &(_, size)): (u16, &(u8, u64))| {
+        VbucketRange::new(Vbid(vbid), StreamPosition::new(Position::EARLIEST), Seqno(size))
+    };
+    let ranges = (0..).zip(sizes).map(range).collect();
+    let nodes = (0..).map(Vbid).zip(sizes.iter().map(|(node, _)| node.to_string())).collect();
+    let plan = ReadPlan::of_ranges("bucket", StoredFilter::default(), ranges, true);
+    plan.split(&nodes, parts)
 }
 
 /// A vBucket all of which is persisted; its branches newest first.
@@ -60,7 +64,7 @@ fn end(start: Offset, seen: Observed, limits: &Limits) -> Result<Offset, PlanErr
     plan_end(&at(start).into(), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
 }
 
-fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<SeqnoRange> {
+fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<VbucketRange> {
     plan_ranges(&at(start).into(), &at(end), &BTreeMap::from([(VB, seen)]), limits).unwrap()
 }
 
@@ -309,7 +313,7 @@ fn offsets_serve_their_filter_and_parts_of_it() {
     let next = plan_end(&both.clone().into(), &observed, &Limits::default()).unwrap();
     assert_eq!((next.filter(), next.get(VB)), (both.filter(), offset(9, A, 0)));
     let refused = narrowed(&next, &StoredFilter::default()).unwrap_err();
-    assert!(matches!(refused, OffsetsError::OtherFilter(_)), "{refused}");
+    assert!(matches!(refused, CheckpointError::OtherFilter(_)), "{refused}");
     let orders = narrowed(&next, &filter(&[9])).unwrap();
     let refused = narrowed(&orders, &filter(&[9, 10])).unwrap_err();
     assert!(refused.to_string().contains("also asks for collection shop.carts (0xa)"), "{refused}");
@@ -325,12 +329,12 @@ fn offsets_serve_their_filter_and_parts_of_it() {
 fn damaged_and_foreign_offsets_are_refused() {
     let json = at(offset(7, A, 1)).to_json();
     for cut in 0..json.len() {
-        assert!(matches!(Offsets::from_json(&json[..cut]), Err(OffsetsError::Damaged { .. })));
+        assert!(matches!(Offsets::from_json(&json[..cut]), Err(CheckpointError::Damaged { .. })));
     }
     for (found, put) in [("7", "8"), ("\"3\":1", "\"3\":2"), ("bucket\":\"b", "bucket\":\"c")] {
         let changed = json.replacen(found, put, 1);
         assert_ne!(changed, json);
-        assert!(matches!(Offsets::from_json(&changed), Err(OffsetsError::Damaged { .. })));
+        assert!(matches!(Offsets::from_json(&changed), Err(CheckpointError::Damaged { .. })));
     }
     for at in 0..json.len() {
         for flip in [0x01, 0x02, 0x10, 0x20] {
@@ -341,11 +345,14 @@ fn damaged_and_foreign_offsets_are_refused() {
         }
     }
     let later = json.replacen("\"v\":2", "\"v\":4", 1);
-    assert_eq!(Offsets::from_json(&later), Err(OffsetsError::Version { found: 4 }));
+    assert_eq!(
+        Offsets::from_json(&later),
+        Err(CheckpointError::Version { form: Form::Offsets, found: 4, supported: 3 })
+    );
     let offsets = Offsets::from_json(&json).unwrap();
     assert_eq!(offsets.check("bucket", 4), Ok(()));
-    assert!(matches!(offsets.check("other", 4), Err(OffsetsError::OtherBucket { .. })));
-    assert!(matches!(offsets.check("bucket", 8), Err(OffsetsError::OtherShape { .. })));
+    assert!(matches!(offsets.check("other", 4), Err(CheckpointError::OtherBucket { .. })));
+    assert!(matches!(offsets.check("bucket", 8), Err(CheckpointError::OtherShape { .. })));
 }
 
 #[test]
@@ -360,26 +367,25 @@ fn offsets_of_as_many_vbuckets_as_there_can_be_are_read() {
     assert_eq!(offsets.get(Vbid(u16::MAX)), offset(7, 0, 0));
     for (seqnos, vbuuids) in [(0, 0), ((1 << 16) + 1, (1 << 16) + 1), (2, 1), (1, 2)] {
         let error = read(seqnos, vbuuids).unwrap_err();
-        let is_damaged = matches!(&error, OffsetsError::Damaged { .. });
+        let is_damaged = matches!(&error, CheckpointError::Damaged { .. });
         assert!(is_damaged && !error.to_string().contains("checksum"), "{error}");
     }
 }
 
 #[test]
 fn further_tasks_go_where_the_tasks_are_largest() {
-    let of = |node, first, size| (first..first + 4).map(move |vbid| located(node, vbid, size));
-    let ranges: Vec<Located> = of("a", 0, 24).chain(of("b", 4, 14)).collect();
+    let sizes = [[(0, 24); 4], [(1, 14); 4]].concat();
     for (tasks, expected) in [(2, (1, 1)), (3, (2, 1)), (4, (2, 2)), (5, (3, 2)), (8, (4, 4))] {
-        let packed = pack(ranges.clone(), tasks);
-        let count = |node| packed.iter().filter(|list| list[0].node == node).count();
-        assert_eq!((count("a"), count("b")), expected, "{tasks} tasks");
+        let parts = split(&sizes, tasks);
+        let count = |node| parts.iter().filter(|part| part.node.as_deref() == Some(node)).count();
+        assert_eq!((count("0"), count("1")), expected, "{tasks} tasks");
     }
 }
 
 #[test]
 fn a_range_without_changes_costs_a_stream_all_the_same() {
-    let ranges: Vec<Located> = (0..4).map(|vbid| located("a", vbid, 0)).collect();
-    assert_eq!(pack(ranges, 2).iter().map(Vec::len).collect::<Vec<_>>(), [2, 2]);
+    let parts = split(&[(0, 0); 4], 2);
+    assert_eq!(parts.iter().map(|part| part.to.len()).collect::<Vec<_>>(), [2, 2]);
 }
 
 #[test]
@@ -460,7 +466,7 @@ fn step() -> impl Strategy<Value = Step> {
 }
 
 /// A table that applies batches: rows by seqno, and those above a rollback forgotten.
-fn apply(table: &mut Vec<u32>, ranges: &[SeqnoRange], history: &History) {
+fn apply(table: &mut Vec<u32>, ranges: &[VbucketRange], history: &History) {
     for range in ranges {
         if range.rolled_back {
             table.truncate(range.start_seqno().0 as usize);
@@ -540,22 +546,24 @@ proptest! {
     }
 
     #[test]
-    fn packing_loses_and_doubles_nothing(
+    fn a_split_loses_and_doubles_nothing(
         sizes in prop::collection::vec((0..4_u8, 0..1_000_u64), 0..40),
         tasks in 0..12_usize,
     ) {
-        let each = (0..).zip(&sizes);
-        let located: Vec<Located> =
-            each.map(|(vbid, &(node, size))| located(&node.to_string(), vbid, size)).collect();
-        let packed = pack(located.clone(), tasks);
-        let mut all: Vec<Located> = packed.iter().flatten().cloned().collect();
-        all.sort_by_key(|located| located.range.vbid);
-        prop_assert_eq!(all, located);
+        let parts = split(&sizes, tasks);
+        let read = parts.iter().flat_map(|part| {
+            part.ranges().map(|range| (range.vbid, (part.node.clone(), range.to)))
+        });
+        let read: Vec<_> = read.collect();
+        prop_assert_eq!(read.len(), sizes.len());
+        let read: BTreeMap<_, _> = read.into_iter().collect();
+        let all = (0..).map(Vbid).zip(sizes.iter().map(|(node, size)| (Some(node.to_string()), Seqno(*size))));
+        prop_assert_eq!(read, all.collect());
         let nodes: std::collections::BTreeSet<_> = sizes.iter().map(|(node, _)| node).collect();
-        prop_assert!(packed.len() <= tasks.max(nodes.len()));
-        prop_assert!(packed.iter().all(|list| !list.is_empty() && list.iter().all(|each| each.node == list[0].node)));
+        prop_assert!(parts.len() <= tasks.max(nodes.len()));
+        prop_assert!(parts.iter().all(|part| !part.to.is_empty()));
         if sizes.len() >= tasks {
-            prop_assert!(packed.len() >= tasks.min(sizes.len()));
+            prop_assert!(parts.len() >= tasks.min(sizes.len()));
         }
     }
 }

@@ -7,8 +7,8 @@ use dcp_wire::message::FailoverEntry;
 use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
 
 use super::*;
-use crate::checkpoint::{Checkpoint, StoredFilter};
-use crate::consumer::{PositionUpdate, StreamPosition};
+use crate::checkpoint::{Checkpoint, CheckpointError, Form, StoredFilter};
+use crate::consumer::{EndKind, PositionUpdate, StreamPosition};
 use crate::{FailoverLog, History, OnRollback, Position, Snapshot};
 
 const VB: Vbid = Vbid(3);
@@ -59,7 +59,7 @@ fn limits() -> Limits {
     Limits { persisted_only: true, ..Limits::default() }
 }
 
-fn plan(seen: Observed, limits: &Limits) -> Result<Vec<SeqnoRange>, PlanError> {
+fn plan(seen: Observed, limits: &Limits) -> Result<Vec<VbucketRange>, PlanError> {
     let observed = BTreeMap::from([(VB, seen)]);
     let end = plan_end(&start(), &observed, limits)?;
     plan_ranges(&start(), &end, &observed, limits)
@@ -207,43 +207,68 @@ fn a_batch_that_is_replayed_after_a_purge_begins_at_zero_or_fails() {
 }
 
 #[test]
-fn a_partition_is_read_back_as_it_was_sent() {
+fn a_plan_is_read_back_as_it_was_sent() {
     let from = StreamPosition::with_history(position(25, (20, 40)), History::default());
-    let range = |vbid, to, rolled_back| SeqnoRange {
-        vbid,
-        from: from.clone(),
-        to,
+    let range = |vbid, to, rolled_back| VbucketRange {
         rolled_back,
         past_purge: rolled_back,
+        ..VbucketRange::new(vbid, from.clone(), Seqno(to))
     };
-    let like = Partition {
-        node: String::new(),
-        start: Checkpoint::new("bucket", StoredFilter::default()),
-        ends: BTreeMap::new(),
-        rolled_back: Vec::new(),
-        past_purge: false,
-        is_followed: true,
+    let ranges = vec![range(VB, 60, false), range(Vbid(4), 25, true)];
+    let plan = ReadPlan {
         persisted_only: true,
+        end_persisted: true,
         on_rollback: OnRollback::Resync,
-        patience: Duration::from_secs(7),
+        retry_timeout: Duration::from_secs(7),
+        ..ReadPlan::of_ranges("bucket", StoredFilter::default(), ranges, true)
     };
-    let located = [(VB, 60, false), (Vbid(4), 25, true)].map(|(vbid, to, rolled_back)| Located {
-        node: "there:11210".to_owned(),
-        range: range(vbid, Seqno(to), rolled_back),
-    });
-    let sent = Partition::with_ranges(&like, located.to_vec());
-    assert_eq!((sent.node.as_str(), sent.past_purge), ("there:11210", true), "of any range");
+    let nodes = [VB, Vbid(4)].map(|vbid| (vbid, "there:11210".to_owned())).into();
+    let [sent] = &plan.split(&nodes, 1)[..] else { panic!() };
+    assert_eq!((sent.node.as_deref(), sent.past_purge), (Some("there:11210"), true), "of any");
+    assert_eq!(ReadPlan { node: None, ..sent.clone() }, plan);
     let json = sent.to_json();
-    assert_eq!(Partition::from_json(&json), Ok(sent.clone()));
+    assert_eq!(ReadPlan::from_json(&json), Ok(sent.clone()));
     for cut in 0..json.len() {
-        assert!(Partition::from_json(&json[..cut]).is_err());
+        assert!(ReadPlan::from_json(&json[..cut]).is_err());
     }
-    let seen: Vec<_> = sent.ranges().map(|range| (range.vbid, range.rolled_back)).collect();
-    assert_eq!(seen, [(VB, false), (Vbid(4), true)]);
-    let (start, ends) = sent.to_stream();
-    assert_eq!((start.positions().count(), ends), (1, BTreeMap::from([(VB, Seqno(60))])));
+    for (found, put) in [("[3,60]", "[3,61]"), ("\"clamp\":true", "\"clamp\":false")] {
+        let changed = json.replacen(found, put, 1);
+        assert_ne!(changed, json);
+        let refused = ReadPlan::from_json(&changed).unwrap_err();
+        assert_eq!(refused, CheckpointError::damaged(Form::Plan, "checksum mismatch"));
+    }
+    let later = json.replacen("\"version\":1", "\"version\":2", 1);
+    let refused = ReadPlan::from_json(&later).unwrap_err();
+    assert!(matches!(refused, CheckpointError::Version { form: Form::Plan, found: 2, .. }));
+    let seen: Vec<_> = sent.ranges().map(|range| (range.vbid, range.rollback())).collect();
+    let rollback = seen[1].1.expect("one to deliver");
+    assert_eq!((seen[0], seen[1].0), ((VB, None), Vbid(4)));
+    assert_eq!((rollback.seqno, rollback.new_vbuuid), (Seqno(25), Vbuuid(0xa)));
+    let streamed: Vec<_> = sent.streamed().map(|range| (range.vbid, range.to)).collect();
+    assert_eq!(streamed, [(VB, Seqno(60))], "the other has only a rollback");
     assert_eq!(sent.check("bucket"), Ok(()));
-    assert!(matches!(sent.check("other"), Err(OffsetsError::OtherBucket { .. })));
+    assert!(matches!(sent.check("other"), Err(CheckpointError::OtherBucket { .. })));
+}
+
+#[test]
+fn what_is_known_of_an_end_depends_on_where_it_is_from() {
+    let range = |seqno, to| {
+        let from = StreamPosition::new(position(seqno, (seqno, seqno)));
+        VbucketRange::new(VB, from, Seqno(to))
+    };
+    let plan = ReadPlan::of_ranges("bucket", StoredFilter::default(), Vec::new(), false);
+    for (ends, from, high, seen, kind) in [
+        (Ends::Never, 5, 20, true, EndKind::Awaited),
+        (Ends::Now, 5, 20, false, EndKind::Latest),
+        (Ends::Exist, 5, 20, false, EndKind::Required),
+        (Ends::Given, 5, 20, false, EndKind::Awaited),
+        (Ends::Given, 5, 20, true, EndKind::Latest),
+        (Ends::Given, 30, 20, false, EndKind::Latest),
+        (Ends::Given, 5, 30, false, EndKind::Seen),
+    ] {
+        let plan = ReadPlan { ends, ..plan.clone() };
+        assert_eq!(plan.end_kind(&range(from, 30), Seqno(high), seen), kind, "{ends:?}");
+    }
 }
 
 #[test]

@@ -9,8 +9,7 @@ use dcp_wire::{Seqno, Vbid, Vbuuid};
 use self::begin::{Begin, begin, begin_again, common};
 use super::share::share;
 use super::start::Start;
-use super::{Offset, Offsets};
-use crate::consumer::StreamPosition;
+use super::{Offset, Offsets, VbucketRange};
 use crate::{FailoverLog, OnRollback, Position};
 
 /// The observed state of one vBucket.
@@ -117,47 +116,6 @@ pub enum PlanError {
     },
 }
 
-/// What to read of one vBucket.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SeqnoRange {
-    /// The vBucket.
-    pub vbid: Vbid,
-    /// Where reading begins, with the points that a rollback can go back to.
-    pub from: StreamPosition,
-    /// Last seqno to read.
-    pub to: Seqno,
-    /// Whether to deliver a rollback to the beginning of the range before the changes.
-    pub rolled_back: bool,
-    /// Whether to skip deletions that were purged since the end was chosen.
-    pub past_purge: bool,
-}
-
-impl SeqnoRange {
-    /// Seqno above which reading begins.
-    #[must_use]
-    pub const fn start_seqno(&self) -> Seqno {
-        self.from.position.seqno
-    }
-
-    /// Branch to name in the stream request; 0 from the beginning.
-    #[must_use]
-    pub fn vbuuid(&self) -> Vbuuid {
-        self.from.position.vbuuid()
-    }
-
-    /// Epoch of the changes.
-    #[must_use]
-    pub const fn epoch(&self) -> u32 {
-        self.from.position.epoch
-    }
-
-    /// Number of seqnos; de-duplication leaves fewer changes.
-    #[must_use]
-    pub const fn size(&self) -> u64 {
-        self.to.0.saturating_sub(self.start_seqno().0)
-    }
-}
-
 /// The positions to ask the server about before a batch from `start` is planned: whether it would
 /// resume from them. Put the answers into [`Observed::answers`] and call this again until there are
 /// no more questions.
@@ -242,7 +200,7 @@ pub fn plan_ranges(
     end: &Offsets,
     observed: &BTreeMap<Vbid, Observed>,
     limits: &Limits,
-) -> Result<Vec<SeqnoRange>, PlanError> {
+) -> Result<Vec<VbucketRange>, PlanError> {
     let mut ranges = Vec::new();
     for (&vbid, seen) in observed {
         let (offset, to) = (start.offsets().get(vbid), end.get(vbid));
@@ -262,7 +220,7 @@ pub fn plan_ranges(
         let to = common(to, seen).min(to.seqno).min(seen.reported).max(begins);
         let rolled_back = is_told || rolled_back;
         if to > begins || rolled_back {
-            ranges.push(SeqnoRange { vbid, from, to, rolled_back, past_purge });
+            ranges.push(VbucketRange { vbid, from, to, rolled_back, past_purge });
         }
     }
     Ok(ranges)

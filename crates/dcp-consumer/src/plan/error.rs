@@ -1,7 +1,7 @@
 //! Why a read cannot be planned or started.
 
 use dcp_proto::checkpoint::CheckpointError;
-use dcp_proto::micro_batch::{OffsetsError, PartitionError, PlanError};
+use dcp_proto::plan::PlanError;
 
 use crate::{Error, ErrorKind};
 
@@ -15,15 +15,9 @@ pub enum PlannerError {
     /// The read cannot resume from its start.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// Offsets are damaged, or belong to another bucket or filter.
-    #[error(transparent)]
-    Offsets(#[from] OffsetsError),
-    /// A checkpoint belongs to another bucket or filter.
+    /// A checkpoint, offsets or a plan are damaged, or belong to another bucket or filter.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The plan of a task is invalid.
-    #[error(transparent)]
-    Partition(#[from] PartitionError),
 }
 
 impl PlannerError {

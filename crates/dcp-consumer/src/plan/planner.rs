@@ -6,12 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::RowFilter;
-use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
+use dcp_proto::OnRollback;
+use dcp_proto::checkpoint::{Positions, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::micro_batch::{
-    Answer, Limits, Offset, Offsets, Partition, Start, pack, plan_end, plan_ranges,
-};
+use dcp_proto::plan::{Answer, Limits, Offset, Offsets, ReadPlan, Start, plan_end, plan_ranges};
 use dcp_proto::topology::Manifest;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
@@ -19,7 +17,7 @@ use tokio::time::Instant;
 use self::cluster::Outage;
 pub(super) use self::cluster::pause;
 use super::PlannerError;
-use crate::{Client, ConnectOptions, Error, Filter, Observation, Observer, filter};
+use crate::{Client, ConnectOptions, Filter, Observation, Observer, StreamOptions};
 
 /// A batch whose end was chosen at most this long ago is planned without another observation: its
 /// tasks detect later changes anyway.
@@ -29,53 +27,14 @@ const FRESH: Duration = Duration::from_secs(2);
 /// all cores, few enough that the overhead of a task is negligible.
 const LAST_TASKS_PER_NODE: usize = 4;
 
-/// Options of a [`Planner`].
-#[derive(Clone, Debug)]
-#[non_exhaustive]
-pub struct PlannerOptions {
-    /// vBuckets to read; `None` all.
-    pub vbuckets: Option<Vec<Vbid>>,
-    /// Which documents to read.
-    pub filter: Filter,
-    /// Which of their changes to read.
-    pub rows: RowFilter,
-    /// Whether documents of scope `_system` and transaction records are read.
-    pub system_documents: bool,
-    /// Longest time the cluster may be unavailable, once the nodes have answered for the first
-    /// time. Until then it is the connect timeout, so that a misspelled address fails early.
-    pub patience: Duration,
-}
-
-impl Default for PlannerOptions {
-    /// Everything, with a patience of five minutes: a failover may take two.
-    fn default() -> Self {
-        let patience = Duration::from_secs(300);
-        Self {
-            vbuckets: None,
-            filter: Filter::All,
-            rows: RowFilter::default(),
-            system_documents: false,
-            patience,
-        }
-    }
-}
-
-impl PlannerOptions {
-    /// The filter by ids, by a manifest.
-    fn resolve(&self, manifest: &Manifest) -> Result<StoredFilter, Error> {
-        let filter = filter::resolve(&self.filter, self.system_documents, manifest)?;
-        Ok(filter.with_rows(self.rows.clone()))
-    }
-}
-
 /// Plans consecutive bounded reads of one bucket, over connections that it keeps.
 ///
-/// Once the nodes have answered for the first time, it waits up to [`PlannerOptions::patience`] for
+/// Once the nodes have answered for the first time, it waits up to [`StreamOptions::retry_timeout`] for
 /// a cluster that is unavailable, and reconnects.
 #[derive(Debug)]
 pub struct Planner {
     connect: ConnectOptions,
-    options: PlannerOptions,
+    options: StreamOptions,
     link: Option<Link>,
     /// As last observed.
     bucket_uuid: String,
@@ -108,12 +67,13 @@ struct Link {
 }
 
 impl Planner {
-    /// A planner of a client's bucket. Reconnects with the client's options if necessary.
+    /// A planner of a client's bucket. Reconnects with the client's options if necessary. Of the
+    /// stream's options, it uses those of what is read and the retry timeout.
     ///
     /// # Errors
     /// Error of kind [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such vBucket,
     /// scope or collection; others if the nodes cannot be observed.
-    pub async fn new(client: &Client, options: PlannerOptions) -> Result<Self, PlannerError> {
+    pub async fn new(client: &Client, options: StreamOptions) -> Result<Self, PlannerError> {
         let filter = match &options.filter {
             Filter::All => StoredFilter::new(StreamFilter::All, options.system_documents),
             names => client.stored_filter(names, options.system_documents).await?,
@@ -171,10 +131,10 @@ impl Planner {
         Offsets::new(&self.bucket_uuid, self.filter.clone(), self.num_vbuckets)
     }
 
-    /// A start at a stream's checkpoint. The bucket and the filter are checked when it is used.
+    /// A start at stored positions. The bucket and the filter are checked when it is used.
     #[must_use]
-    pub fn start_at(&self, checkpoint: Checkpoint) -> Start {
-        Start::checkpoint(checkpoint, self.filter.clone(), self.num_vbuckets)
+    pub fn start_at(&self, positions: impl Into<Positions>) -> Start {
+        Start::new(positions.into(), self.filter.clone(), self.num_vbuckets)
     }
 
     /// Offsets at the end of what may be read now.
@@ -238,8 +198,7 @@ impl Planner {
         Ok(end)
     }
 
-    /// What to read from `start` to `end`, in at most `tasks` partitions, but at least one per
-    /// node. By default one per node, or four if no other read follows.
+    /// What to read from `start` to `end`, as at most `tasks` plans, but at least one per node. By default one per node, or four if no other read follows.
     ///
     /// # Errors
     /// As [`Planner::end`].
@@ -249,7 +208,7 @@ impl Planner {
         end: &Offsets,
         tasks: Option<usize>,
         limits: &Limits,
-    ) -> Result<Vec<Partition>, PlannerError> {
+    ) -> Result<Vec<ReadPlan>, PlannerError> {
         let mut outage = Outage::new();
         loop {
             match Box::pin(self.try_partitions(start, end, tasks, limits)).await {
@@ -262,7 +221,7 @@ impl Planner {
     async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
         let limits = self.possible(limits);
         self.look(limits.persisted_only && !limits.is_last).await?;
-        let start = &self.fitted(start, &self.filter)?;
+        let start = &self.narrowed(start, &self.filter)?;
         let observed = self.consult(start, &limits).await?;
         if let Some(until) = &limits.until {
             until.check(&self.bucket_uuid, self.num_vbuckets.into())?;
@@ -277,7 +236,7 @@ impl Planner {
         end: &Offsets,
         tasks: Option<usize>,
         limits: &Limits,
-    ) -> Result<Vec<Partition>, PlannerError> {
+    ) -> Result<Vec<ReadPlan>, PlannerError> {
         let limits = self.possible(limits);
         let is_planned = |(at, from, to): &(Instant, Start, Offsets)| {
             at.elapsed() < FRESH && (from, to) == (start, end)
@@ -291,25 +250,24 @@ impl Planner {
         // Uses the filter of the plan, even if a narrower one was configured since: the end implies
         // that everything in it was read.
         let filter = end.filter().unwrap_or(&self.filter).clone();
-        let start = &self.fitted(start, &filter)?;
-        let end = &self.fitted_offsets(end, &self.filter)?;
+        let start = &self.narrowed(start, &filter)?;
+        let end = &self.narrowed(&end.clone().into(), &self.filter)?;
         let observed = self.consult(start, &limits).await?;
-        let located = self.locate(plan_ranges(start, end, &observed, &limits)?)?;
-        let nodes = located.iter().map(|each| &each.node).collect::<BTreeSet<_>>().len();
+        let ranges = plan_ranges(start, end.offsets(), &observed, &limits)?;
+        let nodes = self.nodes_of(&ranges)?;
+        let count = nodes.values().collect::<BTreeSet<_>>().len();
         let per_node = if limits.is_last { LAST_TASKS_PER_NODE } else { 1 };
-        let like = Partition {
-            node: String::new(),
-            start: Checkpoint::new(&self.bucket_uuid, filter),
-            ends: BTreeMap::new(),
-            rolled_back: Vec::new(),
-            past_purge: false,
-            is_followed: !limits.is_last,
-            persisted_only: limits.persisted_only,
-            on_rollback: limits.on_rollback,
-            patience: self.options.patience,
+        let is_followed = !limits.is_last;
+        let persisted_only = is_followed && limits.persisted_only;
+        let on_rollback = if is_followed { OnRollback::Fail } else { limits.on_rollback };
+        let plan = ReadPlan {
+            persisted_only,
+            end_persisted: persisted_only,
+            on_rollback,
+            retry_timeout: self.options.retry_timeout,
+            ..ReadPlan::of_ranges(&self.bucket_uuid, filter, ranges, is_followed)
         };
-        let packed = pack(located, tasks.unwrap_or(nodes * per_node));
-        Ok(packed.into_iter().map(|located| Partition::with_ranges(&like, located)).collect())
+        Ok(plan.split(&nodes, tasks.unwrap_or(count * per_node)))
     }
 
     /// A bucket without a disk has nothing persisted.
@@ -322,30 +280,15 @@ impl Planner {
         limits
     }
 
-    fn fitted_offsets(
-        &self,
-        offsets: &Offsets,
-        filter: &StoredFilter,
-    ) -> Result<Offsets, PlannerError> {
-        let (uuid, num_vbuckets) = (&self.bucket_uuid, self.num_vbuckets.into());
-        Ok(offsets.clone().narrowed_to(uuid, num_vbuckets, filter, &self.manifest())?)
-    }
-
     /// The newest manifest known.
     fn manifest(&self) -> Arc<Manifest> {
         self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
     }
 
     /// A start with this filter, if it is valid for it.
-    fn fitted(&self, start: &Start, filter: &StoredFilter) -> Result<Start, PlannerError> {
-        match start {
-            Start::Offsets(offsets) => Ok(self.fitted_offsets(offsets, filter)?.into()),
-            Start::Checkpoint { checkpoint, .. } => {
-                let manifest = self.manifest();
-                let checkpoint = checkpoint.narrowed_to(&self.bucket_uuid, filter, &manifest)?;
-                Ok(Start::checkpoint(checkpoint, filter.clone(), self.num_vbuckets))
-            }
-        }
+    fn narrowed(&self, start: &Start, filter: &StoredFilter) -> Result<Start, PlannerError> {
+        let (uuid, num_vbuckets) = (&self.bucket_uuid, self.num_vbuckets);
+        Ok(start.narrowed_to(uuid, num_vbuckets, filter, &self.manifest())?)
     }
 
     /// Notes what has been read: a batch is planned after the previous one has run.
