@@ -488,10 +488,7 @@ def stream_options(
         for name, value in options.items()
     }
     options["vbuckets"] = begin.vbuckets_of(options["vbuckets"], num_vbuckets)
-    options["document_schema"] = as_options(options["document_schema"])
-    if options["batch"] is not None:
-        _checks.instance("batch", options["batch"], BatchPolicy, "a BatchPolicy")
-        options["batch"] = vars(options["batch"])
+    options = engine_options(options)
     # A store is not changed for a stream that cannot be opened.
     _checks.each_utf8(options)
     _dcp_rs.check_stream(options)
@@ -506,6 +503,16 @@ def stream_options(
     return options, begin.store if options["start"] == "latest" else None
 
 
+def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of a stream as the engine takes them: without objects of this package."""
+    batch = options["batch"]
+    if batch is not None:
+        _checks.instance("batch", batch, BatchPolicy, "a BatchPolicy")
+        batch = vars(batch)
+    schema = as_options(options["document_schema"])
+    return {**options, "document_schema": schema, "batch": batch}
+
+
 def _check_collections(bucket: Bucket, collections: object) -> None:
     """Asks the nodes whether collections exist. If they do not answer, the stream waits for them.
 
@@ -513,7 +520,7 @@ def _check_collections(bucket: Bucket, collections: object) -> None:
         ConfigError: A scope or collection does not exist.
     """
     try:
-        _dcp_rs.Planner(bucket._inner, {"collections": collections})  # noqa: SLF001 - as above
+        bucket._inner.check_collections({"collections": collections})  # noqa: SLF001 - as above
     except (ClosedError, ConfigError):
         raise
     except DcpError:

@@ -83,6 +83,14 @@ impl Client {
         })
     }
 
+    /// Checks that collections exist, by asking the nodes.
+    fn check_collections(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<()> {
+        let client = self.client.get()?;
+        let filter = options::filter(&Arguments::new(options))?;
+        let found = wait(py, || client.stored_filter(&filter, false))?;
+        Ok(found.map(drop).map_err(Failure::from)?)
+    }
+
     fn stream(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<ChangeStream> {
         let client = self.client.get()?;
         let (options, table) = self.stream_options(options)?;

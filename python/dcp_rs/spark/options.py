@@ -13,9 +13,10 @@ from typing import Any, Literal, Self
 from urllib.parse import unquote
 
 from dcp_rs import _checks, _dcp_rs
-from dcp_rs.client import ConnectionOptions, shown
-from dcp_rs.documents import DocumentSchema, as_ddl, as_options
+from dcp_rs.client import ConnectionOptions, engine_options, shown
+from dcp_rs.documents import DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.options import BatchPolicy
 from dcp_rs.planner import PlanOptions
 from dcp_rs.schema import Schema
 
@@ -242,20 +243,21 @@ class ReadOptions:
 
     def stream(self) -> dict[str, Any]:
         """Returns the engine's options of the streams; where they begin and end is planned."""
-        table = self.table()
         batch = {"max_rows": self.batch_rows, "max_bytes": self.batch_bytes}
-        options = table | {
-            "document_schema": as_options(table["document_schema"]),
-            "vbuckets": self.vbuckets,
-            "collections": self.collections,
-            "keys": self.keys,
-            "ops": self.ops,
-            "since": self.since,
-            "batch": {name: value for name, value in batch.items() if value is not None},
-            "on_rollback": self.on_rollback,
-            "persisted_only": self.persisted_only,
-        }
-        return {name: value for name, value in options.items() if value is not None}
+        given = {name: value for name, value in batch.items() if value is not None}
+        return engine_options(
+            {
+                **self.table(),
+                "vbuckets": self.vbuckets,
+                "collections": self.collections,
+                "keys": self.keys,
+                "ops": self.ops,
+                "since": self.since,
+                "batch": BatchPolicy(**given),
+                "on_rollback": self.on_rollback,
+                "persisted_only": self.persisted_only,
+            }
+        )
 
     def _resolve_password(self) -> str | None:
         if self.password_file is not None:
