@@ -102,7 +102,7 @@ def test_a_packet_that_cannot_be_used_is_named(cluster, client):
     assert not raised.value.is_retryable
 
 
-def test_without_patience_nothing_is_tried_again(cluster, fill):
+def test_without_retries_nothing_is_tried_again(cluster, fill):
     documents = fill(50)
     with cluster.connect(retry_timeout=0.0) as client:
         assert keys(client.stream(until="now")) == sorted(documents)

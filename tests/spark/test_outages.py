@@ -269,7 +269,7 @@ def test_an_end_is_refused_for_a_stream(spark, start_cluster):
         ).start().awaitTermination(PATIENCE)
 
 
-def test_an_outage_shorter_than_the_patience_stops_no_query(start_cluster):
+def test_an_outage_shorter_than_the_retry_timeout_stops_no_query(start_cluster):
     cluster, query = start_cluster(nodes=1)
     keys = own_keys(cluster, 20)
     write(cluster, keys[:10], b"1")

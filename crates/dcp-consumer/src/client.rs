@@ -263,8 +263,8 @@ impl Client {
         let now = tokio::time::Instant::now().into_std();
         // Time to connect, and to get an answer.
         let attempt = self.bucket.connect_timeout().saturating_mul(2);
-        let patience = (plan.retry_timeout, attempt);
-        let mut placement = Placement::new(ranges, patience, now, self.bucket.randomness());
+        let retry_timeout = (plan.retry_timeout, attempt);
+        let mut placement = Placement::new(ranges, retry_timeout, now, self.bucket.randomness());
         placement.add_complete(empty.iter().copied());
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());

@@ -17,7 +17,7 @@ use crate::opening::Opening;
 const MOST: usize = 32;
 
 /// Longest time for a task to hand over its connection.
-const PATIENCE: Duration = Duration::from_secs(1);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Receiver of a pooled connection.
 type Taker = oneshot::Sender<NodeConnection>;
@@ -95,7 +95,7 @@ impl Pool {
             let (taker, connection) = oneshot::channel();
             // A connection whose task has ended was closed meanwhile.
             if entry.task.send(taker).is_ok()
-                && let Ok(Ok(connection)) = timeout(PATIENCE, connection).await
+                && let Ok(Ok(connection)) = timeout(ANSWER_TIMEOUT, connection).await
             {
                 return Some(connection);
             }

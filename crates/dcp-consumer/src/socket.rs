@@ -152,9 +152,9 @@ mod tests {
         (Socket::Plain(near), listener.accept().await.unwrap().0)
     }
 
-    async fn read(socket: &mut Socket, patience: Duration) -> Option<usize> {
+    async fn read(socket: &mut Socket, limit: Duration) -> Option<usize> {
         let mut bytes = vec![0; 2 * MARK];
-        timeout(patience, socket.read(&mut bytes)).await.ok().map(Result::unwrap)
+        timeout(limit, socket.read(&mut bytes)).await.ok().map(Result::unwrap)
     }
 
     const SHORT: Duration = Duration::from_millis(50);

@@ -10,7 +10,7 @@ use tokio::time::timeout;
 use crate::packet::{Packet, encoded};
 
 /// Default limit on waiting for an expected packet; [`Peer::patient`] sets another.
-const PATIENCE: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(30);
 
 /// A transport for a peer.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin {}
@@ -24,20 +24,20 @@ pub struct Peer<W> {
     pub io: W,
     /// Bytes received but not taken yet.
     pub input: BytesMut,
-    patience: Duration,
+    limit: Duration,
     asked: u32,
 }
 
 impl<W: Wire> Peer<W> {
     /// A peer over `io`.
     pub fn new(io: W) -> Self {
-        Self { io, input: BytesMut::new(), patience: PATIENCE, asked: 1000 }
+        Self { io, input: BytesMut::new(), limit: LIMIT, asked: 1000 }
     }
 
     /// Sets the limit on waiting; in simulated time it may be a week.
     #[must_use]
-    pub fn patient(self, patience: Duration) -> Self {
-        Self { patience, ..self }
+    pub fn with_limit(self, limit: Duration) -> Self {
+        Self { limit, ..self }
     }
 
     /// Sends bytes.
@@ -77,7 +77,7 @@ impl<W: Wire> Peer<W> {
     /// # Panics
     /// If there is none.
     pub async fn receive(&mut self) -> Packet {
-        let packet = timeout(self.patience, self.next()).await;
+        let packet = timeout(self.limit, self.next()).await;
         packet.expect("nothing came").expect("the connection was closed")
     }
 
@@ -122,7 +122,7 @@ impl<W: Wire> Peer<W> {
     /// # Panics
     /// If it does not, or sends a packet.
     pub async fn expect_end(&mut self) {
-        let packet = timeout(self.patience, self.next()).await.expect("it stays open");
+        let packet = timeout(self.limit, self.next()).await.expect("it stays open");
         assert!(packet.is_none(), "{packet:?}");
     }
 
@@ -156,7 +156,7 @@ impl<W: Wire> Peer<W> {
     }
 
     async fn more(&mut self) -> usize {
-        let read = timeout(self.patience, self.io.read_buf(&mut self.input)).await;
+        let read = timeout(self.limit, self.io.read_buf(&mut self.input)).await;
         read.expect("nothing came").expect("the connection holds")
     }
 }

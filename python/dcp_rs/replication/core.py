@@ -120,8 +120,8 @@ class Replication:
 
     def _open(self, *, until_now: bool) -> ChangeStream:
         """Opens the stream from the target's position, or for a new generation."""
-        patience = self._client.options.retry_timeout
-        deadline, has_warned = time.monotonic() + patience, False
+        retry_timeout = self._client.options.retry_timeout
+        deadline, has_warned = time.monotonic() + retry_timeout, False
         while True:
             try:
                 if self._client_is_outdated:
@@ -134,7 +134,7 @@ class Replication:
                 if is_new or self._settings.stop.is_set() or time.monotonic() > deadline:
                     raise
                 if not has_warned:
-                    _log.warning("waits up to %g s, since %s", patience, error)
+                    _log.warning("waits up to %g s, since %s", retry_timeout, error)
                     has_warned = True
                 self._settings.stop.wait(_TICK)
 

@@ -63,12 +63,12 @@ def marking(deltalake: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path | None, patience: float) -> Iterator[bool]:
+def locked(folder: Path | None, timeout: float) -> Iterator[bool]:
     """Keeps other processes of dcp_rs on this table from committing to it.
 
     Args:
         folder: Folder of the table.
-        patience: Seconds to wait for the lock.
+        timeout: Seconds to wait for the lock.
 
     Yields:
         Whether it is locked. A file system may have no locks, and an object store has none.
@@ -85,7 +85,7 @@ def locked(folder: Path | None, patience: float) -> Iterator[bool]:
         yield False
         return
     try:
-        yield _take(descriptor, time.monotonic() + patience)
+        yield _take(descriptor, time.monotonic() + timeout)
     finally:
         os.close(descriptor)
 

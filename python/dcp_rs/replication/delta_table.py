@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 # Property of the table that names the application which writes to it.
 _OWNER = "dcp_rs.application"
 # How long to retry a commit that conflicts with others, such as OPTIMIZE, and the pauses before.
-_PATIENCE = 30.0
+_WAIT_SECONDS = 30.0
 _PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
 _COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation)\b")
@@ -280,7 +280,7 @@ class DeltaTable:
             DcpError: It cannot be written.
         """
         try:
-            with locked(self.folder, _PATIENCE) as is_locked:
+            with locked(self.folder, _WAIT_SECONDS) as is_locked:
                 self._commit(version, write, is_due, moved, is_locked=is_locked)
         except BlockingIOError as error:
             raise overtaken(self.location) from error
@@ -294,7 +294,7 @@ class DeltaTable:
         *,
         is_locked: bool,
     ) -> None:
-        deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
+        deadline, pause = time.monotonic() + _WAIT_SECONDS, _PAUSE
         while True:
             self.find()
             before = self.version()

@@ -45,7 +45,7 @@ _T = TypeVar("_T")
 
 _STATES = "dcp_rs_replication"
 # Seconds for which a transaction that conflicts with another thread's is repeated.
-_PATIENCE = 30.0
+_WAIT_SECONDS = 30.0
 # Levels of JSON that DuckDB 2.0 makes a VARIANT of; it crashes at some 20,000.
 _VARIANT_DEPTH = 1_000
 # That a row of a table, t, and a registered one, d, are of one document.
@@ -149,7 +149,7 @@ class DuckDBTarget:
 
     def _retrying(self, work: Callable[[], _T]) -> _T:
         """Does work in a transaction that may conflict with other threads of this process."""
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _WAIT_SECONDS
         while True:
             try:
                 return work()

@@ -179,7 +179,7 @@ fn of_log(value: &[u8], seeds: &mut Seeds) {
     if let Some((_, content)) = document.split_once(r#""content":"#) {
         let content = content.strip_suffix('}').unwrap_or(content);
         seeds.add("checkpoint", &[&[3], content.as_bytes()]);
-        let tail = br#""ends":[[3,9]],"rolled_back":[3],"is_followed":true,"persisted_only":false,"on_rollback":"emit","patience_ms":5}"#;
+        let tail = br#""ends":[[3,9]],"rolled_back":[3],"is_followed":true,"persisted_only":false,"on_rollback":"emit","retry_timeout_ms":5}"#;
         seeds.add("checkpoint", &[&[7], content.as_bytes(), b"\n", tail]);
         let older = content
             .replace(r#""filter":{"system_documents":true}"#, r#""filter":"0000000000000001""#);

@@ -21,7 +21,7 @@ const NEXT_AFTER: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long to wait for the SRV records of a name that has an address.
-const HOST_PATIENCE: Duration = Duration::from_millis(500);
+const HOST_TIMEOUT: Duration = Duration::from_millis(500);
 
 impl Connector {
     /// Connects to the first node of the connection string that answers, without DCP.
@@ -167,7 +167,7 @@ async fn listed(
         biased;
         listed = &mut lookup => (listed, None),
         is_host = &mut has_address => match is_host {
-            true => (timeout(HOST_PATIENCE, lookup).await.and_then(|listed| listed), Some(true)),
+            true => (timeout(HOST_TIMEOUT, lookup).await.and_then(|listed| listed), Some(true)),
             false => (lookup.await, Some(false)),
         },
     };
@@ -248,7 +248,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_name_server_that_does_not_answer_holds_up_a_host_no_longer_than_half_a_second() {
-        for (is_host, waits) in [(true, HOST_PATIENCE), (false, LIMIT)] {
+        for (is_host, waits) in [(true, HOST_TIMEOUT), (false, LIMIT)] {
             let begun = Instant::now();
             let listed = listed("s", pending(), ready(is_host), LIMIT).await;
             assert_eq!((listed.unwrap(), begun.elapsed()), (None, waits), "{is_host}");

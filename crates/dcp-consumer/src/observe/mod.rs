@@ -26,7 +26,7 @@ use crate::{Chain, Error, ErrorKind, StreamOptions};
 
 /// Longest time for the replicas of one call: seqnos that they do not report count as not
 /// persisted.
-const REPLICA_PATIENCE: Duration = Duration::from_secs(2);
+const REPLICA_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Pause before a vBucket whose history changed between two requests is observed again.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -144,7 +144,7 @@ impl Observer {
     /// [`Error`] if the bucket was recreated.
     pub(crate) async fn refresh_manifest(&mut self) -> Result<(), Error> {
         let mut nodes = self.nodes();
-        let refreshed = nodes.refresh_map(REPLICA_PATIENCE).await;
+        let refreshed = nodes.refresh_map(REPLICA_TIMEOUT).await;
         self.keep(nodes);
         refreshed
     }
@@ -174,7 +174,7 @@ impl Observer {
             observed.values_mut().for_each(|seen| seen.persisted_seqno = None);
         } else if !observe_replicas(nodes, replicas, &mut observed).await {
             // The map may list copies that no longer exist.
-            nodes.refresh_map(REPLICA_PATIENCE).await?;
+            nodes.refresh_map(REPLICA_TIMEOUT).await?;
         }
         Ok(observed)
     }
@@ -259,7 +259,7 @@ async fn observe_replicas(
     let branches: BTreeMap<Vbid, Vbuuid> = observed.iter().map(newest).collect();
     let request = Arc::new(requests::observed_seqnos(branches));
     let mut all = true;
-    for visited in nodes.visit(replicas, &request, REPLICA_PATIENCE).await {
+    for visited in nodes.visit(replicas, &request, REPLICA_TIMEOUT).await {
         let Visited { address, vbids, answers } = visited;
         let answers = answers.unwrap_or_else(|error| {
             tracing::warn!(%address, error = %Chain(&error), "a replica does not answer");

@@ -60,9 +60,13 @@ impl Nodes {
     }
 
     /// For a stream to be opened: failures are retried as long as the stream would.
-    pub(crate) fn for_stream(bucket: Arc<Bucket>, opening: Opening, patience: Duration) -> Self {
+    pub(crate) fn for_stream(
+        bucket: Arc<Bucket>,
+        opening: Opening,
+        retry_timeout: Duration,
+    ) -> Self {
         let nodes = Self::new(bucket, Some(opening));
-        let deadline = nodes.begun.checked_add(patience.min(YEARS)).unwrap_or(nodes.deadline);
+        let deadline = nodes.begun.checked_add(retry_timeout.min(YEARS)).unwrap_or(nodes.deadline);
         Self { deadline, is_for_stream: true, ..nodes }
     }
 

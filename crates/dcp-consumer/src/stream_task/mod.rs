@@ -192,7 +192,7 @@ impl<S: BatchSink> StreamTask<S> {
                 if polled.is_map_doubtful() {
                     self.poll_map(now);
                 }
-                let retry_timeout = self.placement.patience();
+                let retry_timeout = self.placement.retry_timeout();
                 let advanced = self.persistence.polled(&address, polled, retry_timeout, now)?;
                 self.connections.send_persisted(advanced);
                 Ok(())

@@ -8,7 +8,7 @@ use dcp_producer::WriteOptions;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, connect, options, producer, read_all, row, write};
+use crate::embedded::{ANSWER_TIMEOUT, connect, options, producer, read_all, row, write};
 use crate::rows::{Item, Rows};
 
 fn manual(start: Start, max_rows: usize) -> StreamOptions {
@@ -19,7 +19,7 @@ fn manual(start: Start, max_rows: usize) -> StreamOptions {
 }
 
 async fn next(stream: &mut ChangeStream<Vec<Item>>) -> (AckToken, usize) {
-    let delivered = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+    let delivered = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap();
     (delivered.token, delivered.rows)
 }
 

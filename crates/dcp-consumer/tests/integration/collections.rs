@@ -15,7 +15,9 @@ use dcp_proto::{Op, RowFilter};
 use dcp_wire::{CollectionId, Opcode, Status, Vbid};
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, cluster_options, connect, options, producer, read_all, row, take};
+use crate::embedded::{
+    ANSWER_TIMEOUT, cluster_options, connect, options, producer, read_all, row, take,
+};
 use crate::rows::{Item, Rows};
 
 fn write(producer: &Producer, collection_id: CollectionId, keys: std::ops::Range<u32>) {
@@ -42,7 +44,7 @@ fn ids(items: Vec<Item>) -> Vec<CollectionId> {
 
 /// Waits for an endless stream to fail because nothing is left for it.
 async fn nothing_is_left(stream: &mut ChangeStream<Vec<Item>>) {
-    let next = timeout(PATIENCE, stream.next()).await.expect("the stream goes on");
+    let next = timeout(ANSWER_TIMEOUT, stream.next()).await.expect("the stream goes on");
     let error = next.expect("it ends as if it had been closed").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::StreamEnded, "{error}");
     assert!(error.to_string().contains("dropped"), "{error}");
@@ -477,7 +479,7 @@ async fn what_is_hidden_stays_hidden_where_a_vbucket_moves_to() {
             let _ = timeout(Duration::from_millis(10), stream.next()).await;
         }
     };
-    timeout(PATIENCE, passed).await.expect("the collection's event");
+    timeout(ANSWER_TIMEOUT, passed).await.expect("the collection's event");
     producer.move_vbucket(Vbid(0), to).unwrap();
     write(&producer, query, 0..20);
     write(&producer, CollectionId::DEFAULT, 20..40);

@@ -17,7 +17,7 @@ use tokio::time::timeout;
 
 use crate::rows::{Item, Row, Rows};
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Options of a cluster with a user who may read and nothing else.
 pub(crate) fn cluster_options() -> ProducerOptions {
@@ -75,7 +75,9 @@ pub(crate) fn row(item: Item) -> Row {
 /// Everything up to the end of a finite stream.
 pub(crate) async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> {
     let mut items = Vec::new();
-    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.expect("the stream stalls") {
+    while let Some(delivered) =
+        timeout(ANSWER_TIMEOUT, stream.next()).await.expect("the stream stalls")
+    {
         let delivered = delivered.unwrap();
         assert_eq!(delivered.rows, delivered.batch.len());
         items.extend(delivered.batch);
@@ -87,7 +89,7 @@ pub(crate) async fn read_all(stream: &mut ChangeStream<Vec<Item>>) -> Vec<Item> 
 pub(crate) async fn take(stream: &mut ChangeStream<Vec<Item>>, count: usize) -> Vec<Item> {
     let mut items = Vec::new();
     while items.len() < count {
-        let next = timeout(PATIENCE, stream.next()).await;
+        let next = timeout(ANSWER_TIMEOUT, stream.next()).await;
         let next =
             next.unwrap_or_else(|_| panic!("{} of {count}: {:?}", items.len(), stream.stats()));
         items.extend(next.unwrap().unwrap().batch);
@@ -216,7 +218,7 @@ async fn a_slow_application_loses_nothing_and_is_not_buried() {
     options.buffer_size = WINDOW;
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     let (mut kept, mut most) = (Vec::new(), 0);
-    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.expect("a deadlock") {
+    while let Some(delivered) = timeout(ANSWER_TIMEOUT, stream.next()).await.expect("a deadlock") {
         // Batches are kept, as by a reader that collects everything.
         kept.extend(delivered.unwrap().batch);
         if kept.len() % 5 == 0 {
@@ -283,7 +285,7 @@ async fn a_second_snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_ou
     pass(3);
     producer.persist();
     while rows.last().is_none_or(|row| row.seqno < Seqno(3000)) {
-        let next = timeout(PATIENCE, stream.next()).await.expect("the stream stalls");
+        let next = timeout(ANSWER_TIMEOUT, stream.next()).await.expect("the stream stalls");
         rows.extend(next.unwrap().unwrap().batch.into_iter().map(row));
     }
     assert_ascending(&rows);
@@ -429,7 +431,7 @@ async fn a_server_that_is_gone_is_told_in_the_end() {
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     take(&mut stream, 10).await;
     producer.shutdown().await;
-    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    let error = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Timeout, "{error}");
     assert!(std::error::Error::source(&error).is_some(), "{error:?} says why");
     assert!(stream.next().await.is_none());
@@ -442,7 +444,7 @@ async fn a_closed_client_ends_its_streams() {
     let mut stream =
         client.stream(options(Start::Earliest, End::Never), Rows::default).await.unwrap();
     client.close().await;
-    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    let error = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);
     let error = client.stream(options(Start::Earliest, End::Now), Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Closed);

@@ -10,7 +10,7 @@ use dcp_test::with;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, connect, options, producer, take, write};
+use crate::embedded::{ANSWER_TIMEOUT, connect, options, producer, take, write};
 use crate::rows::Rows;
 
 #[tokio::test]
@@ -44,7 +44,7 @@ async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
     while high.iter().any(|(&vbid, &high)| {
         stream.checkpoint().position(vbid).is_none_or(|position| position.seqno != high)
     }) {
-        timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+        timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap();
     }
     let events = stream.take_events();
     let has = |wanted: &dyn Fn(&StreamEvent) -> bool| events.iter().any(wanted);

@@ -8,7 +8,9 @@ use dcp_producer::{Producer, parse_rules};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, cluster_options, connect, options, read_all, row, take, write};
+use crate::embedded::{
+    ANSWER_TIMEOUT, cluster_options, connect, options, read_all, row, take, write,
+};
 use crate::rows::{Item, Rows};
 
 async fn cluster(nodes: usize, vbuckets: u16, replicas: u8) -> Producer {
@@ -47,7 +49,7 @@ async fn a_client_whose_first_map_names_no_node_learns_the_next_one() {
     assert!(client.vbuckets_by_node().is_empty(), "the only copy is gone");
     producer.restart(node, true).await.unwrap();
     producer.rebalance().unwrap();
-    let high = timeout(PATIENCE, client.high_seqnos()).await.unwrap().unwrap();
+    let high = timeout(ANSWER_TIMEOUT, client.high_seqnos()).await.unwrap().unwrap();
     assert_eq!(high.len(), 1);
 }
 
@@ -92,7 +94,7 @@ async fn a_cluster_that_was_gone_altogether_is_found_again() {
             let _ = timeout(Duration::from_millis(10), stream.next()).await;
         }
     };
-    timeout(PATIENCE, gone).await.unwrap();
+    timeout(ANSWER_TIMEOUT, gone).await.unwrap();
     // Each node is tried several times meanwhile, and is one outage.
     sleep(Duration::from_secs(2)).await;
     for node in 0..2 {
@@ -170,7 +172,7 @@ async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, opened()).await.expect("it is not opened");
+    timeout(ANSWER_TIMEOUT, opened()).await.expect("it is not opened");
     // The node stays reachable, and as many nodes remain as the stream has connections then.
     producer.failover(2, true).unwrap();
     let moved = async {
@@ -179,7 +181,7 @@ async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_
             sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, moved).await.expect("it is kept");
+    timeout(ANSWER_TIMEOUT, moved).await.expect("it is kept");
     assert_eq!((stream.stats().connections, stream.stats().streaming), (1, 1));
 }
 
@@ -312,7 +314,7 @@ async fn a_vbucket_that_moves_while_its_node_is_connected_to_is_requested_from_t
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, lost).await.unwrap();
+    timeout(ANSWER_TIMEOUT, lost).await.unwrap();
     sleep(Duration::from_millis(200)).await;
     producer.move_vbucket(vbid, 1).unwrap();
     take(&mut stream, high() - first).await;
@@ -334,7 +336,7 @@ async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() 
             let _ = timeout(Duration::from_millis(10), stream.next()).await;
         }
     };
-    timeout(PATIENCE, counted).await.unwrap();
+    timeout(ANSWER_TIMEOUT, counted).await.unwrap();
     let position = stream.checkpoint().position(Vbid(0)).cloned().unwrap();
     assert_eq!((position.seqno, position.snapshot.end), (Seqno(10), Seqno(10)));
     producer.persist();
@@ -400,7 +402,7 @@ async fn a_start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
         sleep(Duration::from_millis(300)).await;
         producer.restart(1, true).await.unwrap();
     };
-    let (stream, ()) = tokio::join!(timeout(PATIENCE, opening), comes_back);
+    let (stream, ()) = tokio::join!(timeout(ANSWER_TIMEOUT, opening), comes_back);
     let mut stream = stream.expect("never opened").unwrap();
     for (vbid, seqno) in producer.high_seqnos() {
         let position = stream.checkpoint().position(vbid).map(|position| position.seqno);

@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, options, producer};
+use crate::embedded::{ANSWER_TIMEOUT, options, producer};
 use crate::rows::Rows;
 
 /// Bytes that a connection holds on their way, in each direction.
@@ -95,7 +95,7 @@ async fn a_server_that_reads_no_answers_to_its_noops_has_to_wait() {
             }
         }
     };
-    let all = timeout(PATIENCE, standstill).await.expect("it goes on and on");
+    let all = timeout(ANSWER_TIMEOUT, standstill).await.expect("it goes on and on");
     // As many answers as noops, which are as long: at most what may wait to be written and what
     // had been read before.
     assert!(all < 8 << 20, "{all}");

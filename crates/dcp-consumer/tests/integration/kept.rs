@@ -8,7 +8,9 @@ use dcp_producer::{Producer, WriteOptions, parse_rules};
 use dcp_proto::Op;
 use tokio::time::timeout;
 
-use crate::embedded::{PATIENCE, cluster_options, options, producer, read_all, reader, write};
+use crate::embedded::{
+    ANSWER_TIMEOUT, cluster_options, options, producer, read_all, reader, write,
+};
 use crate::rows::{Item, Rows};
 
 const KEEP: Duration = Duration::from_secs(60);
@@ -35,7 +37,7 @@ fn counted(producer: &Producer) -> u64 {
 }
 
 async fn open(client: &Client, options: StreamOptions) -> ChangeStream<Vec<Item>> {
-    timeout(PATIENCE, client.stream(options, Rows::default)).await.unwrap().unwrap()
+    timeout(ANSWER_TIMEOUT, client.stream(options, Rows::default)).await.unwrap().unwrap()
 }
 
 async fn rows(client: &Client, options: StreamOptions) -> usize {
@@ -134,7 +136,7 @@ async fn a_map_that_is_pushed_to_them_is_known_without_a_request() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    timeout(PATIENCE, moved).await.unwrap();
+    timeout(ANSWER_TIMEOUT, moved).await.unwrap();
     assert_eq!(counted(&producer), 0);
 }
 
@@ -172,7 +174,7 @@ async fn one_whose_stream_was_left_is_not_kept() {
     count(&producer, "DCP_OPEN");
     for _ in 0..3 {
         let mut endless = open(&client, options(Start::Earliest, End::Never)).await;
-        assert!(timeout(PATIENCE, endless.next()).await.unwrap().unwrap().unwrap().rows > 0);
+        assert!(timeout(ANSWER_TIMEOUT, endless.next()).await.unwrap().unwrap().unwrap().rows > 0);
         drop(endless);
     }
     assert_eq!(counted(&producer), 3);

@@ -12,7 +12,9 @@ use dcp_proto::{BatchSink, Change, ChangeSink, Rollback, SinkError};
 use dcp_wire::{Datatype, MAX_BODY_LEN, Seqno, Vbid, snappy};
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, cluster_options, connect, options, read_all, row, take, write};
+use crate::embedded::{
+    ANSWER_TIMEOUT, cluster_options, connect, options, read_all, row, take, write,
+};
 use crate::rows::{Item, Rows};
 
 const VB: Vbid = Vbid(0);
@@ -40,7 +42,7 @@ async fn held(stream: &mut ChangeStream<Vec<Item>>, rows: u64) {
             }
         }
     };
-    if timeout(PATIENCE, wait).await.is_err() {
+    if timeout(ANSWER_TIMEOUT, wait).await.is_err() {
         panic!("not {rows} rows wait: {:?}", stream.stats());
     }
 }
@@ -52,7 +54,7 @@ async fn until(stream: &ChangeStream<Vec<Item>>, told: impl Fn(&ChangeStream<Vec
             sleep(Duration::from_millis(5)).await;
         }
     };
-    let in_time = timeout(PATIENCE, wait).await.is_ok();
+    let in_time = timeout(ANSWER_TIMEOUT, wait).await.is_ok();
     assert!(in_time, "{:?} {:?}", stream.stats(), stream.vbucket_stats());
 }
 
@@ -124,7 +126,7 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
     while high.iter().any(|(&vbid, &high)| {
         stream.checkpoint().position(vbid).is_none_or(|position| position.seqno != high)
     }) {
-        timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap();
+        timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap();
     }
     until(&stream, |stream| persisted(stream) == Some(high[&VB])).await;
     until(&stream, |stream| {
@@ -438,11 +440,11 @@ async fn compressed_changes_that_waited_do_not_overflow_a_batch() {
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, wait).await.unwrap();
+    timeout(ANSWER_TIMEOUT, wait).await.unwrap();
     producer.set_replica_lag(VB, 1, Some(0)).unwrap();
     producer.persist();
     let mut rows = 0;
-    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.unwrap() {
+    while let Some(delivered) = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap() {
         let delivered = delivered.unwrap();
         rows += delivered.rows;
         // As for changes that arrive: what a read gives at once, inflated.
@@ -496,7 +498,7 @@ async fn a_server_that_may_not_say_what_is_persisted_ends_the_stream_with_advice
         producer.set_faults(observe_answers(status, "")).unwrap();
         let client = connect(&producer).await;
         let mut stream = stream(&client, persisted_only(Start::Earliest, End::Now)).await;
-        let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+        let error = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap_err();
         assert_eq!(error.kind(), kind, "{error}");
         assert!(error.to_string().contains("persisted_only"), "{error}");
     }

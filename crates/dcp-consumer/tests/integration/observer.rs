@@ -16,7 +16,7 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 use crate::embedded::{
-    PATIENCE, cluster_options, connect, connect_as, options, producer, reader, write,
+    ANSWER_TIMEOUT, cluster_options, connect, connect_as, options, producer, reader, write,
 };
 use crate::rows::Rows;
 
@@ -55,7 +55,7 @@ async fn seqnos_and_histories_are_those_of_the_active_copies() {
 
 /// Looks at the vBucket until it is as wanted.
 async fn until(observer: &mut Observer, wanted: impl Fn(&Observation) -> bool) -> Observation {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
         let mut seen = observer.observe(&BTreeSet::from([VB]), true).await.unwrap();
         let seen = seen.remove(&VB).unwrap();
@@ -144,7 +144,7 @@ async fn a_stream_finds_the_new_node_of_its_vbuckets_alone() {
     options.vbuckets = Some(gone);
     let mut stream = client.stream(options, Rows::default).await.unwrap();
     let mut read = 0;
-    while let Some(delivered) = timeout(PATIENCE, stream.next()).await.unwrap() {
+    while let Some(delivered) = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap() {
         read += delivered.unwrap().rows;
     }
     assert_eq!(read as u64, rows);
@@ -265,7 +265,7 @@ async fn a_node_that_has_no_vbucket_any_more_is_let_go_of() {
     producer.move_vbucket(Vbid(0), second).unwrap();
     assert_eq!(counted.open(nodes[first]), 1);
     observer.observe(&both, true).await.unwrap();
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     while counted.open(nodes[first]) > 0 {
         assert!(Instant::now() < deadline, "its connection is kept");
         tokio::time::sleep(Duration::from_millis(5)).await;

@@ -17,8 +17,8 @@ use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
 use tokio::time::sleep;
 
 use crate::embedded::{
-    PATIENCE, cluster_options, connect, keys, names, options, producer, read_all, reader, row,
-    write as embedded_write,
+    ANSWER_TIMEOUT, cluster_options, connect, keys, names, options, producer, read_all, reader,
+    row, write as embedded_write,
 };
 use crate::rows::{Item, Rows};
 
@@ -353,7 +353,7 @@ async fn a_cluster_that_was_there_may_be_away() {
 }
 
 #[tokio::test]
-async fn without_patience_a_resumed_read_is_planned_if_the_nodes_answer() {
+async fn without_retries_a_resumed_read_is_planned_if_the_nodes_answer() {
     let producer = producer(1, 4).await;
     write(&producer, 0..5);
     let client = connect(&producer).await;
@@ -390,7 +390,7 @@ async fn what_was_never_there_fails_at_once() {
     let mut planner = planner(&producer).await;
     let begin = planner.earliest().into();
     planner.end(&begin, &last()).await.unwrap_err();
-    assert!(since.elapsed() < PATIENCE / 2);
+    assert!(since.elapsed() < ANSWER_TIMEOUT / 2);
 }
 
 #[tokio::test]

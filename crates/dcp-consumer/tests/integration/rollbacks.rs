@@ -11,7 +11,8 @@ use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
 
 use crate::embedded::{
-    PATIENCE, assert_ascending, connect, keys, names, options, producer, read_all, row, take, write,
+    ANSWER_TIMEOUT, assert_ascending, connect, keys, names, options, producer, read_all, row, take,
+    write,
 };
 use crate::rows::{Item, Row, Rows};
 
@@ -90,7 +91,7 @@ async fn a_rollback_can_end_the_stream() {
     let producer = producer(1, 1).await;
     let mut stream = three_snapshots(&producer, OnRollback::Fail).await;
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
-    let error = timeout(PATIENCE, stream.next()).await.unwrap().unwrap().unwrap_err();
+    let error = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap().unwrap().unwrap_err();
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::Rollback, Some(Vbid(0))));
     assert!(error.seqno().unwrap() <= Seqno(25));
     assert!(stream.next().await.is_none(), "an error is told once");
@@ -140,7 +141,7 @@ async fn a_read_whose_end_must_exist_never_ends_at_a_lower_one() {
     producer.set_faults(Vec::new()).unwrap();
     let mut items = Vec::new();
     let error = loop {
-        match timeout(PATIENCE, stream.next()).await.unwrap() {
+        match timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap() {
             Some(Ok(delivered)) => items.extend(delivered.batch),
             Some(Err(error)) => break error,
             None => panic!("complete with {items:?}"),

@@ -50,7 +50,7 @@ const TEMPORARY: [Status; 11] = [
 ];
 
 /// How long anything may take, in simulated time.
-const PATIENCE: Duration = Duration::from_secs(600);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How long a client waits for its first connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -93,7 +93,7 @@ async fn connect(producer: &Arc<Producer>) -> Result<Client, Error> {
         .with_credentials(Credentials::new("Administrator", "password"))
         .with_connect_timeout(CONNECT_TIMEOUT)
         .with_dialer(Arc::new(Memory(Arc::clone(producer))));
-    timeout(PATIENCE, Client::connect(options)).await.expect("it hangs")
+    timeout(ANSWER_TIMEOUT, Client::connect(options)).await.expect("it hangs")
 }
 
 /// Refuses a request so many times, or always.
@@ -189,7 +189,7 @@ fn assert_outcome(
 
 /// The next change of a stream.
 async fn next(stream: &mut ChangeStream<Vec<Item>>, case: &str) -> Result<(), Error> {
-    let next = timeout(PATIENCE, stream.next()).await;
+    let next = timeout(ANSWER_TIMEOUT, stream.next()).await;
     next.unwrap_or_else(|_| panic!("{case}: it stalls")).unwrap().map(drop)
 }
 
@@ -229,7 +229,7 @@ async fn the_first_stream_of_a_client_waits_for_every_temporary_refusal() {
         let times = if on_connection.contains(&opcode) { 2 } else { 1 };
         refuse(&producer, opcode, status, Some(times));
         let options = with(StreamOptions::default(), |o| o.start = Start::Latest);
-        let opened = timeout(PATIENCE, client.stream(options, Rows::default)).await;
+        let opened = timeout(ANSWER_TIMEOUT, client.stream(options, Rows::default)).await;
         let outcome = match opened.unwrap_or_else(|_| panic!("{case}: it stalls")) {
             Ok(mut stream) => {
                 write(&producer, "after");
@@ -317,7 +317,7 @@ async fn an_observation_waits_for_every_temporary_refusal() {
             let producer = cluster().await;
             let mut observer = connect(&producer).await.unwrap().observer().unwrap();
             refuse(&producer, opcode, status, Some(2));
-            let seen = timeout(PATIENCE, observer.observe(&[Vbid(0)].into(), true)).await;
+            let seen = timeout(ANSWER_TIMEOUT, observer.observe(&[Vbid(0)].into(), true)).await;
             let seen = seen.expect("it stalls").unwrap_or_else(|error| panic!("{case}: {error}"));
             assert_refused(&producer, &case);
             let seen = &seen[&Vbid(0)];

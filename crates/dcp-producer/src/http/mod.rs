@@ -36,9 +36,9 @@ const MAX_FORM_LEN: usize = 4 << 10;
 /// Most headers of a request.
 const MAX_HEADERS: usize = 64;
 /// How long a client may take to send a request head; also how long a connection may be idle.
-const HEAD_PATIENCE: Duration = Duration::from_secs(60);
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long clients may take to read answers once the cluster stops.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(1);
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// State of the management port of one node.
 #[derive(Debug)]
@@ -47,7 +47,7 @@ pub(crate) struct Management {
     node: usize,
     credentials: Arc<Credentials>,
     stop: CancellationToken,
-    head_patience: Duration,
+    head_timeout: Duration,
 }
 
 impl Management {
@@ -57,7 +57,7 @@ impl Management {
         credentials: Arc<Credentials>,
         stop: CancellationToken,
     ) -> Self {
-        Self { cluster, node, credentials, stop, head_patience: HEAD_PATIENCE }
+        Self { cluster, node, credentials, stop, head_timeout: HEAD_TIMEOUT }
     }
 
     /// The same during another run of the node, which `stop` ends.
@@ -82,13 +82,13 @@ impl Management {
             async move {
                 let mut request: Request<Incoming> = request;
                 let read = read_form(request.body_mut());
-                let form = timeout(management.head_patience, read).await.ok().flatten();
+                let form = timeout(management.head_timeout, read).await.ok().flatten();
                 Ok::<_, Infallible>(management.answer(&request, form.as_deref(), is_certified))
             }
         });
         let connection = http1::Builder::new()
             .timer(TokioTimer::new())
-            .header_read_timeout(self.head_patience)
+            .header_read_timeout(self.head_timeout)
             .max_buf_size(MAX_HEAD_LEN)
             .max_headers(MAX_HEADERS)
             .serve_connection(TokioIo::new(socket), service);
@@ -98,7 +98,7 @@ impl Management {
             ended = connection.as_mut() => ended,
             () = stopped => {
                 connection.as_mut().graceful_shutdown();
-                let closed = timeout(CLOSING_PATIENCE, connection).await;
+                let closed = timeout(CLOSING_TIMEOUT, connection).await;
                 closed.unwrap_or(Ok(()))
             }
         };
@@ -133,7 +133,7 @@ mod tests {
         let cluster = Cluster::new(&ProducerOptions::default(), &[], Arc::default(), &stop);
         let credentials = Arc::new(Credentials::new("user", "word", 1, Arc::default()).unwrap());
         let management = Management::new(Arc::new(cluster), 0, credentials, stop);
-        Arc::new(Management { head_patience: Duration::from_millis(50), ..management })
+        Arc::new(Management { head_timeout: Duration::from_millis(50), ..management })
     }
 
     #[tokio::test]

@@ -12,7 +12,7 @@ use crate::bucket::{CollectionSettings, Copies, Manifest, Unchanged, VBucket};
 use crate::cluster::ServedBucket;
 
 /// How long the ports of a node may take to open or close.
-const PORT_PATIENCE: Duration = Duration::from_secs(10);
+const PORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Producer {
     /// Nodes that belong to the cluster. Numbers of nodes that left are not reused, so this may be
@@ -150,7 +150,7 @@ impl Producer {
             power.switch_on();
             power.ports_open().await;
         };
-        tokio::time::timeout(PORT_PATIENCE, turn).await.map_err(|_| Error::NodeDown { node })
+        tokio::time::timeout(PORT_TIMEOUT, turn).await.map_err(|_| Error::NodeDown { node })
     }
 
     /// Adds a node and returns its number. It has no vBuckets before the next

@@ -25,7 +25,7 @@ const OUTPUT_LIMIT: usize = 512 << 10;
 /// Stream messages are produced once fewer bytes than this wait for the socket.
 const OUTPUT_LOW: usize = 64 << 10;
 /// How long a client may take to read the output of a connection that is being closed.
-const CLOSING_PATIENCE: Duration = Duration::from_secs(5);
+const CLOSING_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the machine's timers are checked while the socket is blocked.
 const STUCK_TICK: Duration = Duration::from_secs(1);
 /// How long to wait before a waiting request is retried, or a durable write looked at again.
@@ -462,7 +462,7 @@ impl Connection {
         // While the socket is blocked, a due noop cannot be written: do not spin.
         let timeout = self.dcp.poll_timeout();
         let timeout = timeout.map(|at| if streams { at } else { at.max(now + STUCK_TICK) });
-        let given_up = self.closing.map(|since| since + CLOSING_PATIENCE);
+        let given_up = self.closing.map(|since| since + CLOSING_TIMEOUT);
         let tick = self.session.is_deferring().then(|| now + RETRY_TICK);
         let retry_at = self.retry_at.into_iter().chain(tick).min().filter(|_| self.has_room());
         let deadline = self.deadline();

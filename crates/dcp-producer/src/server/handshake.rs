@@ -10,7 +10,7 @@ use crate::kv::Credentials;
 use crate::tls;
 
 /// How long a client may take for its handshake.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A client after its handshake.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(super) async fn shake(
     socket: TcpStream,
     credentials: &Credentials,
 ) -> Option<Shaken> {
-    let stream = match tokio::time::timeout(PATIENCE, acceptor.accept(socket)).await {
+    let stream = match tokio::time::timeout(ANSWER_TIMEOUT, acceptor.accept(socket)).await {
         Ok(Ok(stream)) => stream,
         Ok(Err(error)) => {
             tracing::debug!(%error, "TLS handshake failed");

@@ -13,7 +13,7 @@ use super::raw_client::RawClient;
 use super::{start, start_one};
 
 /// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An answer with its head in lower case.
 pub(crate) struct Answer {
@@ -57,7 +57,7 @@ pub(crate) async fn exchange(
     socket.write_all(request).await.unwrap();
     let mut answer = Vec::new();
     let read = socket.read_to_end(&mut answer);
-    tokio::time::timeout(PATIENCE, read).await.expect("the answer comes").unwrap();
+    tokio::time::timeout(ANSWER_TIMEOUT, read).await.expect("the answer comes").unwrap();
     let answer = String::from_utf8(answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").expect("the answer has a head");
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
@@ -99,7 +99,7 @@ impl<S: AsyncRead + AsyncWriteExt + Unpin> Configs<S> {
                 return Some(found);
             }
             let read = self.socket.read_buf(&mut self.input);
-            if tokio::time::timeout(PATIENCE, read).await.expect("more comes").unwrap() == 0 {
+            if tokio::time::timeout(ANSWER_TIMEOUT, read).await.expect("more comes").unwrap() == 0 {
                 return None;
             }
         }
@@ -389,7 +389,7 @@ async fn shutting_down_ends_what_is_followed_and_what_is_idle() {
     let mut configs = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
     configs.next().await.unwrap();
     let mut idle = dial(&producer, 0).await;
-    tokio::time::timeout(PATIENCE, producer.shutdown()).await.expect("the cluster stops");
+    tokio::time::timeout(ANSWER_TIMEOUT, producer.shutdown()).await.expect("the cluster stops");
     assert!(configs.next().await.is_none());
     assert!(matches!(idle.read(&mut [0; 16]).await, Ok(0) | Err(_)));
 }
@@ -416,7 +416,7 @@ async fn garbage_and_endless_heads_harm_nobody_else() {
         let _ = socket.shutdown().await;
         let mut answer = Vec::new();
         let read = socket.read_to_end(&mut answer);
-        let _ = tokio::time::timeout(PATIENCE, read).await.expect("the connection is closed");
+        let _ = tokio::time::timeout(ANSWER_TIMEOUT, read).await.expect("the connection is closed");
         assert!(!answer.starts_with(b"HTTP/1.1 2"));
     }
     assert_eq!(get(&producer, "/pools").await.status, 200);
@@ -442,7 +442,7 @@ async fn no_more_connections_are_served_than_allowed() {
             }
         }
     };
-    tokio::time::timeout(PATIENCE, again).await.expect("room is made when a connection ends");
+    tokio::time::timeout(ANSWER_TIMEOUT, again).await.expect("room is made when a connection ends");
 }
 
 #[tokio::test]

@@ -10,7 +10,7 @@ use super::raw_client::RawClient;
 use super::{start, start_one};
 
 /// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 async fn refusal(set: impl FnOnce(&mut ProducerOptions)) -> Error {
     let mut options = ProducerOptions::default();
@@ -77,7 +77,7 @@ async fn a_client_that_does_not_authenticate_is_cut_off_however_busy_it_is() {
     let mut silent = RawClient::connect(&producer, 0).await;
     let mut busy = RawClient::connect(&producer, 0).await;
     let talk = async { while busy.try_hello().await {} };
-    tokio::time::timeout(PATIENCE, talk).await.expect("it may talk for ever");
+    tokio::time::timeout(ANSWER_TIMEOUT, talk).await.expect("it may talk for ever");
     silent.expect_end().await;
     let mut client = RawClient::ready(&producer, 0, &[]).await;
     tokio::time::sleep(Duration::from_millis(600)).await;
@@ -115,7 +115,7 @@ async fn flood(client: &mut RawClient, key: &str) {
         Frame::request(Opcode::GET).with_key(key.as_bytes()).encode(&mut requests).unwrap();
     }
     let asking = async { while client.try_send(&requests).await.is_ok() {} };
-    tokio::time::timeout(PATIENCE, asking).await.expect("it may flood the server for ever");
+    tokio::time::timeout(ANSWER_TIMEOUT, asking).await.expect("it may flood the server for ever");
 }
 
 #[tokio::test]

@@ -47,6 +47,6 @@ async fn refuses(address: &str) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    let patience = std::time::Duration::from_secs(10);
-    tokio::time::timeout(patience, refused).await.expect("the port stays open");
+    let limit = std::time::Duration::from_secs(10);
+    tokio::time::timeout(limit, refused).await.expect("the port stays open");
 }

@@ -19,7 +19,7 @@ use super::start;
 
 const VB: Vbid = Vbid(0);
 /// Longest wait for what must come.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 const FEATURES: &[Feature] = &[
     Feature::XATTR,
     Feature::XERROR,
@@ -80,7 +80,7 @@ async fn until_equal(one: &Producer, other: &Producer) {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("the copies become equal");
+    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.expect("the copies become equal");
 }
 
 /// Every message of the vBucket's history but for its snapshots, without their opaques. It is read
@@ -170,7 +170,7 @@ async fn a_vbucket_is_taken_over_with_its_history() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, wait).await.expect("the node takes the vBucket over");
+    tokio::time::timeout(ANSWER_TIMEOUT, wait).await.expect("the node takes the vBucket over");
     assert_eq!((to.failover_logs(), to.high_seqnos()[&VB]), (log, Seqno(101)));
     let refused = from.upsert(b"late", Bytes::from_static(b"{}"), WriteOptions::default());
     assert!(refused.is_err(), "it is dead where it was");

@@ -21,7 +21,7 @@ use super::raw_client::RawClient;
 use super::{start, start_one};
 
 /// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(10);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A certificate authority made for one test.
 struct Authority {
@@ -271,7 +271,7 @@ async fn is_refused(url: &str, ca: &str, identity: Option<&Identity>) -> bool {
     match shake(url, ca, identity).await {
         Err(_) => true,
         Ok(mut socket) => {
-            let read = tokio::time::timeout(PATIENCE, socket.read(&mut [0; 16])).await;
+            let read = tokio::time::timeout(ANSWER_TIMEOUT, socket.read(&mut [0; 16])).await;
             matches!(read.expect("the connection is closed"), Ok(0) | Err(_))
         }
     }
@@ -302,7 +302,7 @@ async fn certificates_of_others_and_for_others_are_refused() {
 async fn expect_end(mut socket: impl AsyncRead + Unpin) {
     let mut rest = Vec::new();
     let read = socket.read_to_end(&mut rest);
-    let _ = tokio::time::timeout(PATIENCE, read).await.expect("the connection is closed");
+    let _ = tokio::time::timeout(ANSWER_TIMEOUT, read).await.expect("the connection is closed");
 }
 
 #[tokio::test]

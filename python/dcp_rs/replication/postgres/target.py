@@ -30,7 +30,7 @@ _WORD = rf"(?:[^@:/?#%\[\]]|{_ENCODED})*"
 _HOST = rf"(?:\[[^@/?#\[\]]*\]|(?:[^,@:/?#%\[\]]|{_ENCODED})*)(?::[0-9]*)?"
 _HOSTS = re.compile(rf"(?:{_WORD}(?::{_WORD})?@)?{_HOST}(?:,{_HOST})*")
 # How long the backend of a killed process may take to notice, and how long to try a commit again.
-_PATIENCE = 30.0
+_WAIT_SECONDS = 30.0
 # Seconds to wait before that, at first and at most.
 _PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
@@ -96,7 +96,7 @@ class PostgresTarget:
 
         Waits for a killed process whose commit is still in progress.
         """
-        deadline = time.monotonic() + _PATIENCE
+        deadline = time.monotonic() + _WAIT_SECONDS
         for name, schema in ((relation.name, relation.schema), (self._name, None)):
             while not _try_lock(session, name, schema):
                 if time.monotonic() > deadline:
@@ -133,7 +133,7 @@ class PostgresTarget:
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
-        deadline, pause = time.monotonic() + _PATIENCE, _PAUSE
+        deadline, pause = time.monotonic() + _WAIT_SECONDS, _PAUSE
         while True:
             try:
                 with refusals.explained(self._name, self._adbc.Error):

@@ -223,7 +223,7 @@ impl Server {
             cancel: cancel.clone(),
         };
         tokio::spawn(driver.run());
-        let peer = Peer::new(io).patient(WEEK);
+        let peer = Peer::new(io).with_limit(WEEK);
         let mut server = Self { peer, opaque: Opaque(0), queue, commands, reports, cancel };
         server.open(Vbid(0)).await;
         server

@@ -186,10 +186,10 @@ impl Planner {
         error: PlannerError,
         outage: &mut Outage,
     ) -> Result<(), PlannerError> {
-        let (patience, connect) = (self.options.retry_timeout, self.connect.connect_timeout);
-        let patience = if self.was_open { patience } else { connect };
+        let (retry_timeout, connect) = (self.options.retry_timeout, self.connect.connect_timeout);
+        let retry_timeout = if self.was_open { retry_timeout } else { connect };
         let pause = pause(&self.connect, outage.attempts);
-        let is_over = outage.since.elapsed() + pause >= patience;
+        let is_over = outage.since.elapsed() + pause >= retry_timeout;
         if is_over || !error.may_pass(self.was_open) {
             return Err(error);
         }

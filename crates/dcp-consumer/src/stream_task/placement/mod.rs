@@ -81,7 +81,7 @@ pub(super) struct Misplaced {
 pub(crate) struct Placement {
     vbuckets: BTreeMap<Vbid, Entry>,
     /// How long a vBucket may be without a stream.
-    patience: Duration,
+    retry_timeout: Duration,
     /// How long an attempt may take to fail: a first attempt is not cut short.
     attempt: Duration,
     /// Whether any vBucket has streamed, so the user may read the bucket.
@@ -93,7 +93,7 @@ impl Placement {
     /// A stream of these ranges; each is due at once.
     pub(crate) fn new(
         ranges: impl IntoIterator<Item = VbucketRange>,
-        (patience, attempt): (Duration, Duration),
+        (retry_timeout, attempt): (Duration, Duration),
         now: Instant,
         randomness: StdRng,
     ) -> Self {
@@ -102,7 +102,7 @@ impl Placement {
             (range.vbid, Entry { idle_since: Some(now), ..Entry::new(state, range.to) })
         };
         let vbuckets = ranges.into_iter().map(entry).collect();
-        Self { vbuckets, patience, attempt, has_streamed: false, randomness }
+        Self { vbuckets, retry_timeout, attempt, has_streamed: false, randomness }
     }
 
     /// Adds vBuckets that are already at their ends.
@@ -359,14 +359,14 @@ impl Placement {
     }
 
     /// How long a vBucket may be without a stream.
-    pub(crate) const fn patience(&self) -> Duration {
-        self.patience
+    pub(crate) const fn retry_timeout(&self) -> Duration {
+        self.retry_timeout
     }
 
     fn limit(&self, entry: &Entry) -> Duration {
         match entry.cause {
-            Some(_) => self.patience,
-            None => self.patience.max(self.attempt),
+            Some(_) => self.retry_timeout,
+            None => self.retry_timeout.max(self.attempt),
         }
     }
 

@@ -8,9 +8,9 @@ use super::*;
 
 const VB: Vbid = Vbid(3);
 const ON: ConnectionId = ConnectionId(1);
-const PATIENCE: Duration = Duration::from_secs(300);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(300);
 const ATTEMPT: Duration = Duration::from_secs(20);
-const LIMITS: (Duration, Duration) = (PATIENCE, ATTEMPT);
+const LIMITS: (Duration, Duration) = (ANSWER_TIMEOUT, ATTEMPT);
 
 fn now() -> Instant {
     Instant::now()
@@ -21,12 +21,12 @@ fn position() -> Box<StreamPosition> {
 }
 
 fn one(now: Instant) -> Placement {
-    one_with(PATIENCE, now)
+    one_with(ANSWER_TIMEOUT, now)
 }
 
-fn one_with(patience: Duration, now: Instant) -> Placement {
+fn one_with(retry_timeout: Duration, now: Instant) -> Placement {
     let vbuckets = [VbucketRange::new(VB, *position(), Seqno::MAX)];
-    Placement::new(vbuckets, (patience, ATTEMPT), now, crate::dial::randomness(None))
+    Placement::new(vbuckets, (retry_timeout, ATTEMPT), now, crate::dial::randomness(None))
 }
 
 fn cause() -> Arc<Error> {
@@ -176,7 +176,7 @@ fn what_was_refused_for_too_long_is_told_with_its_kind() {
     let mut placement = streaming(at);
     let refused = OpenStreamError::Refused { status: Status::EACCESS, manifest_uid: None };
     placement.ended(VB, ON, EndCause::Refused(refused), position(), at);
-    let (vbid, idle, cause) = placement.stalled(at + PATIENCE).unwrap();
+    let (vbid, idle, cause) = placement.stalled(at + ANSWER_TIMEOUT).unwrap();
     let error = Error::out_of_reach(vbid, idle, cause);
     assert_eq!((error.kind(), error.vbid()), (ErrorKind::AccessDenied, Some(VB)));
     assert!(error.to_string().contains("EACCESS"), "{error}");
@@ -273,10 +273,10 @@ fn what_an_old_connection_reports_changes_nothing() {
 fn a_vbucket_without_a_stream_for_too_long_is_told() {
     let start = now();
     let mut placement = one(start);
-    assert!(placement.stalled(start + PATIENCE - Duration::from_secs(1)).is_none());
-    assert!(placement.deadline().unwrap() <= start + PATIENCE);
+    assert!(placement.stalled(start + ANSWER_TIMEOUT - Duration::from_secs(1)).is_none());
+    assert!(placement.deadline().unwrap() <= start + ANSWER_TIMEOUT);
     let mut at = start;
-    while at < start + PATIENCE {
+    while at < start + ANSWER_TIMEOUT {
         placement.postpone(VB, Some(cause()), at);
         at += Duration::from_secs(10);
     }
@@ -284,19 +284,22 @@ fn a_vbucket_without_a_stream_for_too_long_is_told() {
     assert_eq!((vbid, idle), (VB, at - start));
     assert_eq!(last.unwrap().to_string(), "no route to host");
     reopen(&mut placement, at + Duration::from_secs(20));
-    assert!(placement.stalled(at + PATIENCE * 2).is_none(), "a stream counts from its last end");
+    assert!(
+        placement.stalled(at + ANSWER_TIMEOUT * 2).is_none(),
+        "a stream counts from its last end"
+    );
 }
 
 #[test]
-fn without_patience_the_first_attempt_is_made_and_the_first_failure_ends_the_stream() {
+fn without_retries_the_first_attempt_is_made_and_the_first_failure_ends_the_stream() {
     let start = now();
     let mut placement = one_with(Duration::ZERO, start);
     assert!(placement.stalled(start + Duration::from_secs(1)).is_none(), "it is not made yet");
     reopen(&mut placement, start + Duration::from_secs(1));
-    assert!(placement.stalled(start + PATIENCE).is_none(), "it streams");
+    assert!(placement.stalled(start + ANSWER_TIMEOUT).is_none(), "it streams");
 
     // One that is closed in order to be moved has not failed.
-    let later = start + PATIENCE;
+    let later = start + ANSWER_TIMEOUT;
     placement.ended(VB, ON, EndCause::Closed, position(), later);
     assert!(placement.stalled(later).is_none());
     let due = placement.deadline().unwrap();

@@ -19,7 +19,9 @@ use tokio::task::{JoinError, JoinSet};
 use tokio::time::timeout;
 
 use self::facts::{Compared, compare};
-use self::play::{PATIENCE, by_vbucket, client, options, play_connection, play_request, take};
+use self::play::{
+    ANSWER_TIMEOUT, by_vbucket, client, options, play_connection, play_request, take,
+};
 use self::recorded::{Recorded, recorded};
 use crate::rows::{Item, Row, Rows};
 
@@ -210,7 +212,7 @@ async fn a_finite_stream_delivers_to_the_end_of_the_snapshot_that_holds_its_end(
         options.end = dcp_consumer::End::At([(recorded.vbid, recorded.asked.end_seqno)].into());
         let mut stream = client.stream(options, Rows::default).await.unwrap();
         let mut rows = Vec::new();
-        while let Some(delivered) = timeout(PATIENCE, stream.next()).await.unwrap() {
+        while let Some(delivered) = timeout(ANSWER_TIMEOUT, stream.next()).await.unwrap() {
             rows.extend(delivered.unwrap().batch);
         }
         assert_eq!(by_vbucket(rows)[&recorded.vbid], recorded.rows, "{name}");

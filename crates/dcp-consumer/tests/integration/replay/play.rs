@@ -23,7 +23,7 @@ use super::recorded::Recorded;
 use crate::rows::{Item, Row, Rows};
 
 /// How long anything recorded may take to arrive.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How long to wait before looking again.
 const STEP: Duration = Duration::from_millis(2);
@@ -52,7 +52,7 @@ pub(super) fn options(vbids: Vec<Vbid>, start: Start) -> StreamOptions {
 pub(super) async fn take(stream: &mut ChangeStream<Vec<Item>>, expected: usize) -> Vec<Item> {
     let mut items = Vec::new();
     while items.len() < expected {
-        match timeout(PATIENCE, stream.next()).await {
+        match timeout(ANSWER_TIMEOUT, stream.next()).await {
             Ok(Some(Ok(delivered))) => items.extend(delivered.batch),
             other => panic!("{other:?} after {} of {expected} items", items.len()),
         }
@@ -132,7 +132,7 @@ pub(super) async fn play_request(
     let mut stream = stream.unwrap();
     let mut delivered = None;
     if let Some(status) = recorded.status.filter(|_| is_final(recorded)) {
-        let error = match timeout(PATIENCE, stream.next()).await {
+        let error = match timeout(ANSWER_TIMEOUT, stream.next()).await {
             Ok(Some(Err(error))) => error,
             other => panic!("{name}: {other:?} after {status}"),
         };
@@ -166,7 +166,7 @@ async fn play_on(
     all: &[Recorded],
     recorded: &Recorded,
 ) -> Vec<Row> {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     let mut items = Vec::new();
     loop {
         let report = server.report();
@@ -250,7 +250,7 @@ async fn check_reaction(name: &str, stream: &ChangeStream<Vec<Item>>, recorded: 
 
 /// Waits until something holds.
 async fn until(name: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + ANSWER_TIMEOUT;
     while !holds() {
         assert!(Instant::now() < deadline, "{name}: it did not come to be");
         sleep(STEP).await;

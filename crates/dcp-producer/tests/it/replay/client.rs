@@ -13,7 +13,7 @@ use tokio::io::AsyncWriteExt;
 use super::compare::Sides;
 
 /// Longest wait for something that must come.
-const PATIENCE: Duration = Duration::from_secs(30);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Opaque of the questions by which the client learns that the server has done everything else.
 const FENCE: u32 = 0xfe00_0001;
@@ -93,7 +93,7 @@ impl Client {
 
     /// Takes the next packet, or notes that there is none; whether it answers the question `fence`.
     async fn take(&mut self, fence: u32) -> bool {
-        let packet = match tokio::time::timeout(PATIENCE, self.peer.next()).await {
+        let packet = match tokio::time::timeout(ANSWER_TIMEOUT, self.peer.next()).await {
             Ok(Some(packet)) => packet,
             closed_or_late => {
                 if closed_or_late.is_err() {

@@ -18,7 +18,7 @@ use tokio::io::duplex;
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
-use crate::embedded::{PATIENCE, connect, options, producer, read_all, take, write};
+use crate::embedded::{ANSWER_TIMEOUT, connect, options, producer, read_all, take, write};
 use crate::rows::{Item, Rows};
 
 /// Longer than a handful of attempts take.
@@ -49,7 +49,7 @@ async fn endless(client: &Client, retry_timeout: Duration) -> ChangeStream<Vec<I
 }
 
 async fn failure(stream: &mut ChangeStream<Vec<Item>>) -> Error {
-    timeout(PATIENCE, stream.next()).await.expect("it stalls").unwrap().unwrap_err()
+    timeout(ANSWER_TIMEOUT, stream.next()).await.expect("it stalls").unwrap().unwrap_err()
 }
 
 #[tokio::test]
@@ -66,7 +66,7 @@ async fn a_node_that_refuses_for_a_while_after_a_restart_is_waited_for() {
     ] {
         let producer = producer(1, 2).await;
         write(&producer, 0..10);
-        let mut stream = endless(&connect(&producer).await, PATIENCE).await;
+        let mut stream = endless(&connect(&producer).await, ANSWER_TIMEOUT).await;
         take(&mut stream, 10).await;
         refuse(&producer, opcode, status);
         restart(&producer).await;
@@ -92,14 +92,14 @@ async fn a_node_that_refuses_to_say_what_is_on_disk_for_a_while_is_waited_for() 
         });
         client.stream(options, Rows::default).await.unwrap()
     };
-    let mut stream = open(PATIENCE).await;
+    let mut stream = open(ANSWER_TIMEOUT).await;
     take(&mut stream, 10).await;
     refuse(&producer, "OBSERVE_SEQNO", "EACCESS");
     write(&producer, 10..20);
     producer.persist();
     assert!(timeout(A_WHILE, stream.next()).await.is_err());
     // One that has never been told is refused at once.
-    let error = failure(&mut open(PATIENCE).await).await;
+    let error = failure(&mut open(ANSWER_TIMEOUT).await).await;
     assert_eq!(error.kind(), ErrorKind::AccessDenied);
     producer.set_faults(Vec::new()).unwrap();
     take(&mut stream, 10).await;
@@ -144,7 +144,7 @@ async fn a_user_without_the_right_is_told_so_at_once() {
     let error = client.stream(StreamOptions::default(), Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error:?}");
     refuse(&producer, "DCP_STREAM_REQ", "EACCESS");
-    let error = failure(&mut endless(&client, PATIENCE).await).await;
+    let error = failure(&mut endless(&client, ANSWER_TIMEOUT).await).await;
     assert_eq!(error.kind(), ErrorKind::AccessDenied, "{error:?}");
     refuse(&producer, "GET_ALL_VB_SEQNOS", "EACCESS");
     let error = client.high_seqnos().await.unwrap_err();
@@ -192,7 +192,7 @@ async fn a_proxy_that_accepts_and_closes_is_waited_for() {
     let way = Arc::new(Way::default());
     let connection = connect_options(&producer).with_dialer(Arc::new(Dialer(Arc::clone(&way))));
     let client = Client::connect(connection).await.unwrap();
-    let mut stream = endless(&client, PATIENCE).await;
+    let mut stream = endless(&client, ANSWER_TIMEOUT).await;
     take(&mut stream, 10).await;
     way.closes.store(true, Ordering::Relaxed);
     restart(&producer).await;
@@ -201,7 +201,8 @@ async fn a_proxy_that_accepts_and_closes_is_waited_for() {
 
     // One that is opened meanwhile waits as well.
     let other = tokio::spawn(async move {
-        let options = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = PATIENCE);
+        let options =
+            with(options(Start::Earliest, End::Now), |o| o.retry_timeout = ANSWER_TIMEOUT);
         client.stream(options, Rows::default).await
     });
     sleep(A_WHILE).await;
@@ -209,12 +210,12 @@ async fn a_proxy_that_accepts_and_closes_is_waited_for() {
     way.closes.store(false, Ordering::Relaxed);
     write(&producer, 10..20);
     take(&mut stream, 10).await;
-    let mut other = timeout(PATIENCE, other).await.unwrap().unwrap().unwrap();
+    let mut other = timeout(ANSWER_TIMEOUT, other).await.unwrap().unwrap().unwrap();
     assert_eq!(read_all(&mut other).await.len(), 20);
 }
 
 #[tokio::test]
-async fn a_node_that_says_nothing_does_not_use_up_the_patience() {
+async fn a_silent_node_does_not_use_up_the_retry_timeout() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let way = Arc::new(Way::default());
@@ -223,8 +224,8 @@ async fn a_node_that_says_nothing_does_not_use_up_the_patience() {
         .with_connect_timeout(Duration::from_millis(500));
     let client = Client::connect(connection).await.unwrap();
     way.hangs.store(3, Ordering::Relaxed);
-    let options = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = PATIENCE);
-    let opened = timeout(PATIENCE / 2, client.stream(options, Rows::default)).await;
+    let options = with(options(Start::Earliest, End::Now), |o| o.retry_timeout = ANSWER_TIMEOUT);
+    let opened = timeout(ANSWER_TIMEOUT / 2, client.stream(options, Rows::default)).await;
     assert_eq!(read_all(&mut opened.expect("it hangs").unwrap()).await.len(), 10);
     // Nor the time there is for one question.
     way.hangs.store(1, Ordering::Relaxed);
@@ -232,7 +233,7 @@ async fn a_node_that_says_nothing_does_not_use_up_the_patience() {
 }
 
 #[tokio::test]
-async fn without_patience_nothing_is_tried_again() {
+async fn without_retries_nothing_is_tried_again() {
     let producer = producer(2, 4).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
@@ -273,7 +274,7 @@ async fn a_password_that_is_changed_while_a_stream_runs_is_found_at_the_next_con
     let mut options = connect_options(&producer);
     options.credentials = Some(dcp_consumer::CredentialsSource::Provider(vault.clone()));
     let client = Client::connect(options.clone()).await.unwrap();
-    let mut stream = endless(&client, PATIENCE).await;
+    let mut stream = endless(&client, ANSWER_TIMEOUT).await;
     take(&mut stream, 10).await;
     for wrong in ["old", ""] {
         wrong.clone_into(&mut vault.0.lock().unwrap());
@@ -296,10 +297,11 @@ async fn a_packet_that_cannot_be_used_is_not_asked_for_for_ever() {
     let rules = r#"[{"condition": {"opcode": "DCP_SNAPSHOT_MARKER", "vbucket": 1},
         "reaction": {"corrupt": {"offset": 31}}}]"#;
     producer.set_faults(parse_rules(rules).unwrap()).unwrap();
-    let mut stream = endless(&connect(&producer).await, PATIENCE).await;
+    let mut stream = endless(&connect(&producer).await, ANSWER_TIMEOUT).await;
     let mut rows = 0;
     let error = loop {
-        match timeout(PATIENCE, stream.next()).await.expect("it is asked for again").unwrap() {
+        match timeout(ANSWER_TIMEOUT, stream.next()).await.expect("it is asked for again").unwrap()
+        {
             Ok(delivered) => rows += delivered.rows,
             Err(error) => break error,
         }
@@ -353,20 +355,21 @@ async fn a_task_that_panics_ends_its_stream_and_nothing_else() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
-    let mut other = endless(&client, PATIENCE).await;
+    let mut other = endless(&client, ANSWER_TIMEOUT).await;
     take(&mut other, 10).await;
     let mut stream = client.stream(options(Start::Earliest, End::Never), || Panics).await.unwrap();
-    let next = timeout(PATIENCE, stream.next()).await.expect("its vBuckets are in no one's hands");
+    let next =
+        timeout(ANSWER_TIMEOUT, stream.next()).await.expect("its vBuckets are in no one's hands");
     let error = next.unwrap().unwrap_err();
     assert!(Chain(&error).to_string().contains("panicked"), "{error:?}");
     write(&producer, 10..20);
     take(&mut other, 10).await;
-    let mut new = endless(&client, PATIENCE).await;
+    let mut new = endless(&client, ANSWER_TIMEOUT).await;
     take(&mut new, 20).await;
 }
 
 #[tokio::test]
-async fn streams_that_wait_for_the_application_to_take_a_backlog_lose_no_patience() {
+async fn streams_that_wait_for_the_application_use_up_no_retry_timeout() {
     const DOCUMENTS: usize = 6;
     let producer = producer(1, 2).await;
     let value = bytes::Bytes::from(vec![b'v'; 1 << 20]);
@@ -380,7 +383,7 @@ async fn streams_that_wait_for_the_application_to_take_a_backlog_lose_no_patienc
             sleep(Duration::from_millis(5)).await;
         }
     };
-    timeout(PATIENCE, all).await.expect("all of it fits the window");
+    timeout(ANSWER_TIMEOUT, all).await.expect("all of it fits the window");
     restart(&producer).await;
     write(&producer, 0..10);
     sleep(A_WHILE).await;
