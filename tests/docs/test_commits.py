@@ -19,7 +19,7 @@ def git(folder, *arguments):
 
 def named(folder):
     """Returns each commit that a page names, with the page."""
-    for page in sorted((folder / "docs").rglob("*.md")):
+    for page in [*folder.glob("CHANGELOG.md"), *sorted((folder / "docs").rglob("*.md"))]:
         for name in sorted(set(NAME.findall(page.read_text()))):
             yield name, str(page.relative_to(folder))
 
