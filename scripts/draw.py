@@ -1,4 +1,4 @@
-"""Draws the diagrams of docs/how-dcp-works.md: `python scripts/draw.py`."""
+"""Draws the diagrams of the pages How DCP works and Architecture: `python scripts/draw.py`."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ class Picture:
             f'stroke="{colour}"{dash}/>'
         )
         self.text(x + SIDE / 2, y + 20, words, anchor="middle", colour=colour if gone else "white")
+
+    def frame(self, x: float, y: float, width: float, height: float) -> None:
+        """Draws the outline of a part."""
+        self._parts.append(
+            f'<rect x="{x}" y="{y}" width="{width}" height="{height}" rx="4" fill="none" '
+            f'stroke="{GREY}"/>'
+        )
 
     def line(
         self,
@@ -129,7 +136,51 @@ def rollback() -> None:
     picture.save("rollback.svg")
 
 
+def architecture() -> None:
+    """Draws the crates that a mutation (blue) and a rollback (red) pass through."""
+    width, gap, first = 134, 26, 10
+    picture = Picture(980, 330)
+    rooms = [
+        ("a node", "", "", ""),
+        ("dcp-consumer", "connection", "driver", "ROLLBACK, seqno"),
+        ("dcp-proto", "walk", "stream", "answers, history"),
+        ("dcp-arrow", "sink", "columns", "row: rollback"),
+        ("dcp-consumer", "batch, checkpoint", "queue", "in order"),
+        ("python/dcp_rs", "Arrow C stream", "Spark, targets", "on_rollback"),
+    ]
+    for number, (name, upper, lower, back) in enumerate(rooms):
+        left = first + number * (width + gap)
+        centre = left + width / 2
+        picture.frame(left, 40, width, 160)
+        picture.text(centre, 62, name, anchor="middle")
+        picture.text(centre, 100, upper, anchor="middle", colour=BLUE)
+        picture.text(centre, 120, lower, anchor="middle", colour=BLUE)
+        picture.text(centre, 172, back, anchor="middle", colour=RED)
+        if number:
+            picture.line(left - gap, 108, left, 108, BLUE, arrow=True)
+            picture.line(left - gap, 168, left, 168, RED, arrow=True)
+    picture.text(first, 24, "a mutation", colour=BLUE)
+    picture.text(first + 90, 24, "a rollback", colour=RED)
+    # The stream is requested again, from the point that the history chose.
+    back, node = first + 2 * (width + gap) + width / 2, first + width / 2
+    for x1, y1, x2, y2 in ((back, 200, back, 216), (back, 216, node, 216)):
+        picture.line(x1, y1, x2, y2, RED)
+    picture.line(node, 216, node, 200, RED)
+    picture.text((back + node) / 2, 232, "stream request", anchor="middle", colour=RED)
+    below = [
+        (first, width, "dcp-producer", "embedded cluster"),
+        (first + width + gap, 2 * width + gap, "dcp-wire", "bytes to messages and back"),
+        (first + 5 * (width + gap), width, "dcp-python", "conversion"),
+    ]
+    for left, wide, name, words in below:
+        picture.frame(left, 252, wide, 60)
+        picture.text(left + wide / 2, 276, name, anchor="middle")
+        picture.text(left + wide / 2, 298, words, anchor="middle", colour=GREY)
+    picture.save("architecture.svg")
+
+
 if __name__ == "__main__":
     snapshots()
     branches()
     rollback()
+    architecture()
