@@ -148,14 +148,14 @@ def architecture() -> None:
         ("dcp-consumer", "batch, checkpoint", "queue", "in order"),
         ("python/dcp_rs", "Arrow C stream", "Spark, targets", "on_rollback"),
     ]
-    for number, (name, upper, lower, back) in enumerate(rooms):
+    for number, (name, upper, lower, answered) in enumerate(rooms):
         left = first + number * (width + gap)
         centre = left + width / 2
         picture.frame(left, 40, width, 160)
         picture.text(centre, 62, name, anchor="middle")
         picture.text(centre, 100, upper, anchor="middle", colour=BLUE)
         picture.text(centre, 120, lower, anchor="middle", colour=BLUE)
-        picture.text(centre, 172, back, anchor="middle", colour=RED)
+        picture.text(centre, 172, answered, anchor="middle", colour=RED)
         if number:
             picture.line(left - gap, 108, left, 108, BLUE, arrow=True)
             picture.line(left - gap, 168, left, 168, RED, arrow=True)
@@ -167,7 +167,7 @@ def architecture() -> None:
         picture.line(x1, y1, x2, y2, RED)
     picture.line(node, 216, node, 200, RED)
     picture.text((back + node) / 2, 232, "stream request", anchor="middle", colour=RED)
-    below = [
+    below: list[tuple[int, int, str, str]] = [
         (first, width, "dcp-producer", "embedded cluster"),
         (first + width + gap, 2 * width + gap, "dcp-wire", "bytes to messages and back"),
         (first + 5 * (width + gap), width, "dcp-python", "conversion"),
