@@ -55,7 +55,7 @@
 //! | what all copies have persisted | `failure-scenarios` | `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `the_copy_that_is_behind_most_decides_once_all_have_answered` |
 //! | whether a stream that ended is opened again | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer` | `every_end_has_its_consequence` |
 //! | which node has a vBucket, and which cluster map is newer | `protocol-flow` | `topology/bucket_config.rs` | `a_revision_of_a_newer_epoch_is_newer` |
-//! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/begin.rs` | `a_rollback_is_told_and_read_again_from_what_is_common` |
+//! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/batch/begin.rs` | `a_rollback_is_told_and_read_again_from_what_is_common` |
 //! | how far a checkpoint may go while batches are acknowledged in any order | | `watermark.rs` of `dcp-consumer` | `the_checkpoint_never_passes_a_batch_that_is_not_acknowledged` |
 //!
 //! # Glossary
