@@ -36,7 +36,7 @@
 //! | which checks a stream request passes, in which order | `stream-request` | `stream_request.rs` of `dcp-producer-proto` | `stream_requests_are_checked_by_the_rows` |
 //! | which branches a failover log keeps | `failover-log` | `failover_table.rs` of `dcp-producer-proto` | `ft_03_the_oldest_branches_fall_out_of_a_full_table` |
 //! | where a snapshot that is sent begins and ends | `snapshot-marker` | `sending.rs` of `dcp-producer-proto` | `ss_01_and_ss_02_each_checkpoint_is_a_snapshot_and_later_items_continue_it` |
-//! | how a key, a value and a tombstone are laid out for a client | `open-connection` | `shape.rs` of `dcp-producer-proto` | `the_layout_of_tombstones_follows_the_open_flags` |
+//! | how a key, a value and a tombstone are laid out for a client | `open-connection` | `message_format.rs` of `dcp-producer-proto` | `the_layout_of_tombstones_follows_the_open_flags` |
 //! | when a producer stops because the buffer is full | `flow-control` | `window.rs` of `dcp-producer-proto` | `fc_39_a_window_with_exactly_its_size_outstanding_is_closed` |
 //! | what each packet counts | `flow-control` | `flow_control.rs` | `every_opcode_counts_whole_or_not_at_all` |
 //! | when a consumer acknowledges received bytes | `flow-control` | `consumer/window.rs` | `a_quarter_of_the_window_is_acknowledged_at_once` |
