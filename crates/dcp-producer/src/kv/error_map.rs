@@ -12,6 +12,10 @@ use super::failure::Failure;
 const VERSION: u16 = 2;
 /// Grows with each change to the map's contents.
 const REVISION: u16 = 1;
+/// What servers of this release do not list: they have no manifest that clients could be ahead of,
+/// and the times that overflow are of a later release.
+const ABSENT: [Status; 3] =
+    [Status::COLLECTIONS_MANIFEST_IS_AHEAD, Status::EXPIRY_OVERFLOW, Status::LOCK_EXPIRY_OVERFLOW];
 
 impl Command<'_, '_> {
     pub(super) fn error_map(&mut self) -> Result<(), Failure> {
@@ -36,10 +40,8 @@ impl Command<'_, '_> {
 
 fn error_map(version: u16) -> Value {
     let mut errors = Map::new();
-    // Servers of this release have no manifest that clients could be ahead of.
-    let told =
-        Status::KNOWN.iter().filter(|status| **status != Status::COLLECTIONS_MANIFEST_IS_AHEAD);
-    for &status in told {
+    let sent = Status::KNOWN.iter().filter(|status| !ABSENT.contains(status));
+    for &status in sent {
         let (description, attributes) = describe(status);
         let name = name(status);
         let entry = json!({"name": name, "desc": description, "attrs": attributes});
@@ -59,6 +61,9 @@ fn name(status: Status) -> &'static str {
         Status::SYNC_WRITE_IN_PROGRESS => "SyncWriteInProgress",
         Status::SYNC_WRITE_AMBIGUOUS => "SyncWriteAmbiguous",
         Status::SYNC_WRITE_RE_COMMIT_IN_PROGRESS => "SyncWriteReCommitInProgress",
+        Status::RANGE_SCAN_CANCELLED => "RangeScanCancelled",
+        Status::RANGE_SCAN_MORE => "RangeScanMore",
+        Status::RANGE_SCAN_COMPLETE => "RangeScanComplete",
         Status::VB_UUID_NOT_EQUAL => "VbUuidNotEqual",
         Status::SUBDOC_DOC_E2DEEP => "SUBDOC_PATH_E2DEEP",
         _ => status.name().unwrap_or_default(),
@@ -96,6 +101,10 @@ fn describe(status: Status) -> (&'static str, &'static [&'static str]) {
         Status::ROLLBACK => ("The client must roll back", &["dcp", "special-handling"]),
         Status::EACCESS => ("A privilege is missing", &["support"]),
         Status::NOT_INITIALIZED => ("The node is not ready", &["conn-state-invalidated"]),
+        Status::ENCRYPTION_KEY_NOT_AVAILABLE => {
+            ("A file's encryption key is missing", &["special-handling"])
+        }
+        Status::CHECKSUM_MISMATCH => ("A checksum does not match", &["special-handling"]),
         Status::EWOULDTHROTTLE
         | Status::RATE_LIMITED_NETWORK_INGRESS
         | Status::RATE_LIMITED_NETWORK_EGRESS
@@ -106,6 +115,15 @@ fn describe(status: Status) -> (&'static str, &'static [&'static str]) {
             ("Too many connections", &["conn-state-invalidated", "rate-limit"])
         }
         Status::SCOPE_SIZE_LIMIT_EXCEEDED => ("The scope is full", &["item-only", "rate-limit"]),
+        Status::BUCKET_SIZE_LIMIT_EXCEEDED
+        | Status::BUCKET_RESIDENT_RATIO_TOO_LOW
+        | Status::BUCKET_DATA_SIZE_TOO_BIG
+        | Status::BUCKET_DISK_SPACE_TOO_LOW => {
+            ("The bucket takes no more data", &["item-only", "system-constraint", "no-retry"])
+        }
+        Status::RANGE_SCAN_CANCELLED | Status::RANGE_SCAN_MORE | Status::RANGE_SCAN_COMPLETE => {
+            ("A range scan goes on or has ended", &["success"])
+        }
         Status::BUCKET_PAUSED => ("The bucket is paused", &["support"]),
         Status::CANCELLED => ("Cancelled, nothing changed", &["item-only", "retry-now"]),
         Status::UNKNOWN_FRAME_INFO => ("A framing extra is not known", &["support"]),
