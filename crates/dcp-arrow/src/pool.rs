@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_block_comes_back_when_its_buffer_is_dropped() {
+    fn pool_block_comes_back_when_its_buffer_is_dropped() {
         let pool = BufferPool::new(1024 * 1024);
         let mut block = pool.take(100_000);
         block.extend_from_slice(&[7; 100_000]);
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn what_exceeds_the_bound_is_freed() {
+    fn pool_frees_what_exceeds_its_bound() {
         let pool = BufferPool::new(250_000);
         let blocks: Vec<_> = (0..4).map(|_| pool.buffer(pool.take(100_000), 0)).collect();
         drop(blocks);

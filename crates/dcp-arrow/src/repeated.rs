@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_of_a_text_share_their_memory_whatever_their_length() {
+    fn repeated_text_columns_share_their_memory_whatever_their_length() {
         let texts = RepeatedTexts::default();
         let long = texts.column("mutation", 1000);
         let short = texts.column("mutation", 10);
@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn few_texts_are_remembered_and_no_long_columns() {
+    fn repeated_texts_remember_few_texts_and_no_long_columns() {
         let texts = RepeatedTexts::default();
         for number in 0..100 {
             let text = format!("collection {number}");

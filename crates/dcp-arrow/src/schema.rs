@@ -354,7 +354,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_lists_every_column_in_the_order_of_the_variants() {
+    fn schema_lists_every_column_in_the_order_of_the_variants() {
         for (index, spec) in COLUMNS.iter().enumerate() {
             assert_eq!(spec.column as usize, index, "{}", spec.name);
             assert_eq!(Column::from_name(spec.name), Ok(spec.column));

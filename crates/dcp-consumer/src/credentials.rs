@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_password_file_is_read_each_time_without_its_final_newline() {
+    async fn password_file_is_read_each_time_without_its_final_newline() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("password");
         let source = CredentialsSource::PasswordFile { username: "u".into(), path: path.clone() };
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_provider_that_never_comes_back_holds_few_threads_and_not_the_runtime() {
+    async fn credentials_provider_that_never_returns_blocks_few_threads() {
         let aside = Aside::new(None);
         let source = CredentialsSource::Provider(Arc::new(Hangs));
         for _ in 0..20 {
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn no_thread_is_waited_for_in_a_run_that_is_to_be_repeated() {
+    async fn credentials_thread_is_not_waited_for_in_a_run_that_is_repeated() {
         let source = CredentialsSource::Provider(Arc::new(TellsThread));
         let here = format!("{:?}", std::thread::current().id());
         for (seed, in_place) in [(None, false), (Some(7), true)] {
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_provider_that_fails_or_panics_is_an_error() {
+    async fn credentials_provider_that_fails_or_panics_is_an_error() {
         for panics in [false, true] {
             let source = CredentialsSource::Provider(Arc::new(Fails(panics)));
             let error = ask(&source).await.unwrap_err();

@@ -335,13 +335,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_error_is_one_word() {
+    fn error_has_the_size_of_one_word() {
         assert_eq!(size_of::<Error>(), size_of::<usize>());
         assert_eq!(size_of::<Result<(), Error>>(), size_of::<usize>());
     }
 
     #[test]
-    fn retrying_helps_with_lost_connections_and_busy_servers_only() {
+    fn error_is_retryable_for_lost_connections_and_busy_servers_only() {
         assert!(Error::new(ErrorKind::ConnectionLost, "x").is_retryable());
         assert!(Error::new(ErrorKind::Status, "x").with_status(Status::ETMPFAIL).is_retryable());
         assert!(!Error::new(ErrorKind::Status, "x").with_status(Status::EINVAL).is_retryable());
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_known_is_kept() {
+    fn error_keeps_vbucket_seqno_and_source() {
         let error = Error::new(ErrorKind::Rollback, "vBucket 7 was rolled back")
             .with_vbid(Vbid(7))
             .with_rollback_seqno(Seqno(41))
@@ -375,7 +375,7 @@ mod tests {
         assert!(error.source().is_some());
     }
     #[test]
-    fn causes_are_shown_to_the_last_and_each_once() {
+    fn error_shows_its_causes_to_the_last_and_each_once() {
         let last = std::io::Error::other("connection reset by peer");
         let shown = Error::new(ErrorKind::Protocol, format!("no answer: {last}")).with_source(last);
         let outer = Error::new(ErrorKind::Timeout, "gave up").with_source(shown);
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_to_be_put_right_is_told_from_a_cluster_that_does_not_answer() {
+    fn error_kinds_tell_misconfiguration_from_an_unavailable_cluster() {
         let out_of_reach = |kind| {
             let cause =
                 Error::new(kind, "the cause").with_source(std::io::Error::other("the last"));

@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_that_nobody_takes_are_bounded_and_their_loss_is_told() {
+    fn events_that_nobody_takes_are_bounded_and_their_loss_is_reported() {
         let log = EventLog::default();
         let event = |n: usize| StreamEvent::Ended {
             vbid: Vbid(0),

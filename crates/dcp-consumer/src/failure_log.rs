@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_failure_is_logged_at_once_then_less_and_less_often_and_a_new_one_at_once() {
+    async fn failure_log_repeats_a_failure_ever_less_often_and_a_new_one_at_once() {
         let mut log = FailureLog::default();
         let mut is_due = |node: &str, kind| log.is_due(node.to_owned(), &Error::new(kind, "x"));
         let begun = Instant::now();

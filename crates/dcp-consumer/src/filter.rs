@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_collections_does_not_matter() {
+    fn filter_does_not_depend_on_the_order_of_its_collections() {
         let one = collections(&["shop.orders", "shop.carts"]).unwrap();
         let other = collections(&["shop.carts", "shop.orders", "shop.carts"]).unwrap();
         assert_eq!(one, StreamFilter::Collections(vec![CollectionId(9), CollectionId(10)]));
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_collection_made_anew_under_its_old_name_is_another_filter() {
+    fn filter_of_a_collection_recreated_under_its_name_is_another() {
         let anew = r#"{"uid":"5","scopes":[{"name":"shop","uid":"8","collections":
             [{"name":"orders","uid":"b"}]}]}"#;
         let names = Filter::Collections(vec!["shop.orders".to_owned()]);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_scope_is_hidden_unless_the_filter_names_it() {
+    fn system_scope_is_hidden_unless_the_filter_names_it() {
         let json = r#"{"uid":"3","scopes":[{"name":"_default","uid":"0","collections":
             [{"name":"_default","uid":"0"}]},{"name":"_system","uid":"8","collections":
             [{"name":"_query","uid":"9"},{"name":"_mobile","uid":"a"}]}]}"#;
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_dropped_is_taken_out_of_a_filter() {
+    fn filter_drops_collections_that_were_dropped() {
         let both = collections(&["shop.orders", "shop.carts"]).unwrap();
         assert_eq!(remaining(&both, &manifest()), Some(both.clone()));
         let less = r#"{"uid":"5","scopes":[{"name":"shop","uid":"8","collections":
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_do_not_exist_are_refused() {
+    fn filter_with_names_that_do_not_exist_is_refused() {
         for names in [&["shop.nope"][..], &["orders"], &[]] {
             assert_eq!(collections(names).unwrap_err().kind(), ErrorKind::Config, "{names:?}");
         }
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn the_name_of_a_scope_is_not_taken_for_a_collection() {
+    fn scope_name_is_not_taken_for_a_collection() {
         for names in [&["_default.shop"][..], &["_default.shop", "shop.*"]] {
             let error = collections(names).unwrap_err().to_string();
             assert!(error.ends_with("did you mean all of scope 'shop', which is 'shop.*'?"));

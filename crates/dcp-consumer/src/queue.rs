@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_is_woken_by_the_last_batch_that_is_taken_if_it_waits_for_that() {
+    fn task_is_woken_by_the_last_batch_that_is_taken_if_it_waits_for_that() {
         let (queue, shared) = (Queue::new(), Arc::new(SharedState::default()));
         assert!(!shared.awaits_taking(), "there is none");
         pushed(&queue, &shared, 1);
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_is_woken_once_and_finds_every_entry_whoever_gave_up_waiting() {
+    fn reader_is_woken_once_and_finds_every_entry_whoever_gave_up_waiting() {
         let (queue, shared) = (Queue::new(), Arc::new(SharedState::default()));
         let (gone, waits) = (Arc::new(Count::default()), Arc::new(Count::default()));
         for reader in [&gone, &waits, &waits] {

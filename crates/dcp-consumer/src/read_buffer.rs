@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_has_as_much_room_as_twice_what_has_come_of_it() {
+    fn packet_has_twice_as_much_room_as_has_come_of_it() {
         let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
         let mut header = [0; 24];
         (header[0], header[1]) = (0x80, Opcode::DCP_MUTATION.0);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_huge_packet_does_not_keep_its_room() {
+    fn packet_that_was_huge_does_not_keep_its_room() {
         let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
         let bytes = packet(5_000_000);
         let mut fed = 0;

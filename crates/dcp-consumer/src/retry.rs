@@ -40,13 +40,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waits_double_up_to_the_longest() {
+    fn retry_waits_double_up_to_the_longest() {
         let full = |attempts| Backoff::LONG.full(attempts).as_secs();
         assert_eq!([0, 1, 5, 6, 7, 40].map(full), [1, 2, 32, 64, 64, 64]);
     }
 
     #[test]
-    fn a_wait_is_at_least_half_of_what_it_could_be() {
+    fn retry_wait_is_at_least_half_of_its_bound() {
         for attempts in 0..20 {
             let wait = Backoff::SHORT.wait(attempts, &mut StdRng::seed_from_u64(7));
             let full = Backoff::SHORT.full(attempts);

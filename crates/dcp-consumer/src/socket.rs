@@ -161,7 +161,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(20);
 
     #[tokio::test]
-    async fn below_the_mark_nobody_is_woken_until_it_is_lowered() {
+    async fn socket_wakes_nobody_below_its_low_water_mark() {
         let (mut near, mut far) = pair().await;
         assert!(near.ready_from(MARK));
         far.write_all(&[7; 1000]).await.unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_reaches_the_mark_and_an_end_are_told_at_once() {
+    async fn socket_wakes_at_once_at_its_low_water_mark_and_at_its_end() {
         let (mut near, mut far) = pair().await;
         assert!(near.ready_from(MARK));
         far.write_all(&[7; MARK]).await.unwrap();

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nodes_come_in_the_order_the_records_want() {
+    async fn srv_nodes_come_in_the_order_of_the_records() {
         let server = listing(&[
             (2, 0, 11207, "n3.example.com."),
             (1, 5, 11207, "n2.example.com."),
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nodes_of_another_domain_are_not_believed_unless_told_to() {
+    async fn srv_nodes_of_another_domain_are_refused_unless_allowed() {
         let server = listing(&[(1, 1, 11207, "evil.org."), (1, 0, 11207, "n1.example.com.")]).await;
         assert_eq!(nodes(server).await.unwrap(), ["n1.example.com:11207"]);
         let all = nodes_of(server, SrvTargets::Any).await.unwrap();
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_short_name_is_found_in_the_search_domain_and_its_nodes_too() {
+    async fn srv_finds_a_short_name_and_its_nodes_in_the_search_domain() {
         let server = name_server(|question| {
             let asked = Message::from_vec(question).unwrap().queries[0].name().to_ascii();
             if asked == "_couchbase._tcp.cb.kv.svc.example.com." {
@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn a_domain_is_what_a_host_shares_with_its_neighbours() {
+    fn srv_domain_is_what_a_host_shares_with_its_neighbours() {
         for (target, host, expected) in [
             ("n1.x.cloud.example.com", "cb.x.cloud.example.com", true),
             ("N1.X.cloud.example.com", "cb.x.cloud.example.com.", true),
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_forged_datagram_does_not_hide_the_answer() {
+    async fn srv_answer_is_not_hidden_by_a_forged_datagram() {
         let server = name_server(|question| {
             let right = answer(question, &[(1, 1, 11207, "n1.example.com.")]);
             let mut forged = answer(question, &[(1, 1, 11207, "n9.example.com.")]);
@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_answer_too_long_for_a_datagram_comes_by_tcp() {
+    async fn srv_answer_too_long_for_a_datagram_comes_by_tcp() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let socket = UdpSocket::bind(address).await.unwrap();
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_does_not_exist_or_answer_is_an_error() {
+    async fn srv_lookup_without_records_or_without_an_answer_is_an_error() {
         let unknown = name_server(|question| {
             let mut answer = answer(question, &[]);
             answer.metadata.response_code = ResponseCode::NXDomain;

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn lags_are_added_up_unless_one_is_unknown_and_never_overflow() {
+    fn lag_is_summed_unless_one_is_unknown_and_never_overflows() {
         use VbucketState::{Complete, Streaming};
 
         let lag = |vbuckets: &[VbucketStats]| {

@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn the_authority_of_capella_is_trusted_unless_others_are_named() {
+    fn tls_trusts_the_authority_of_capella_unless_others_are_named() {
         assert!(has_capella(&roots(None).unwrap()));
         let key = rcgen::KeyPair::generate().unwrap();
         let own = rcgen::CertificateParams::default().self_signed(&key).unwrap();

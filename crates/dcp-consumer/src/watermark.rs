@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn the_checkpoint_never_passes_a_batch_that_is_not_acknowledged() {
+    fn checkpoint_never_passes_a_batch_that_is_not_acknowledged() {
         let (acks, shared) = manual();
         deliver(&acks, &shared, 1, &[update(0, 10), update(1, 5)]);
         deliver(&acks, &shared, 2, &[update(0, 20)]);
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_for_the_application_never_carries_the_checkpoint_over_a_batch() {
+    fn checkpoint_never_passes_a_batch_through_changes_that_are_not_delivered() {
         let (acks, shared) = manual();
         acks.passed(&[update(0, 3)]);
         assert_eq!(seqno(&acks, 0), 3, "nothing is before it");
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_go_back_with_each_acknowledgement_once() {
+    fn bytes_are_released_with_each_acknowledgement_once() {
         let (acks, shared) = manual();
         for batch in 1..=3 {
             deliver(&acks, &shared, batch, &[update(0, batch)]);
@@ -270,7 +270,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_order_of_acknowledgements_gives_the_longest_run_without_a_gap(
+        fn acknowledgements_in_any_order_give_the_longest_run_without_a_gap(
             steps in proptest::collection::vec((0_u16..3, any::<bool>(), any::<u16>()), 1..40),
         ) {
             let (acks, shared) = manual();

@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn each_answer_names_its_rule_and_numbers() {
+    fn explanation_names_its_rule_and_numbers() {
         let max = u64::MAX;
         for (text, said) in [
             (

@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn loading_nothing_begins_a_branch_at_the_high_seqno() {
+    fn failover_table_loaded_from_nothing_begins_a_branch_at_the_high_seqno() {
         let (table, dropped) = FailoverTable::load(entries(&[(0, 9)]), FRESH, Seqno(400));
         assert_eq!((table.newest().vbuuid, table.newest().seqno), (FRESH, Seqno(400)));
         assert_eq!(dropped, 1);
     }
 
     #[test]
-    fn pruning_keeps_the_branches_that_begin_at_or_below_the_seqno() {
+    fn failover_table_pruned_keeps_branches_begun_at_or_below_the_seqno() {
         let mut table = table(&[(3, 900), (2, 500), (1, 0)]);
         table.prune(Seqno(500), FRESH).unwrap();
         assert_eq!(table.entries(), entries(&[(2, 500), (1, 0)]));
@@ -219,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_begun_below_the_high_seqno_drops_newer_branches() {
+    fn branch_begun_below_the_high_seqno_drops_newer_branches() {
         let mut table = table(&[(3, 950), (2, 500), (1, 0)]);
         table.create_entry(Vbuuid(4), Seqno(900));
         assert_eq!(table.entries(), entries(&[(4, 900), (2, 500), (1, 0)]));
     }
 
     #[test]
-    fn a_new_branch_becomes_the_newest() {
+    fn branch_that_is_new_becomes_the_newest() {
         let mut table = table(&[(1, 0)]);
         table.create_entry(Vbuuid(2), Seqno(50));
         assert_eq!(table.entries(), entries(&[(2, 50), (1, 0)]));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_reaches_to_where_the_next_newer_one_begins() {
+    fn branch_reaches_to_where_the_next_newer_one_begins() {
         let table = table(&[(3, 60), (2, 30), (1, 0)]);
         let upper = |vbuuid| table.upper_bound(Vbuuid(vbuuid), Seqno(100));
         assert_eq!(upper(3), Some(Seqno(100)));

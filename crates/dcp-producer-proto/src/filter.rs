@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_may_list_all_collections_that_a_bucket_may_have() {
+    fn filter_may_list_all_collections_that_a_bucket_may_have() {
         let ids = vec![r#""ffffffff""#; 1200].join(",");
         let value = format!(r#"{{"collections":[{ids}]}}"#);
         let read = RequestValue::parse(value.as_bytes(), ServerVersion::NEWEST).unwrap();
@@ -369,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_longest_length_is_read_and_one_byte_more_is_not() {
+    fn value_of_the_longest_length_is_read_and_one_byte_more_is_not() {
         let value = |len: usize| {
             let mut padded = br#"{"sid":7}"#.to_vec();
             padded.resize(len, b' ');

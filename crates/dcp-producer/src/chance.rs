@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_seed_gives_the_same_numbers_and_the_same_time() {
+    async fn seed_gives_the_same_numbers_and_the_same_time() {
         let [one, other] = [(); 2].map(|()| Chance::new(Some(7)));
         assert_eq!((one.number(), one.vbuuid()), (other.number(), other.vbuuid()));
         let begin = one.now();

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn both_names_must_match() {
+    fn collection_pattern_must_match_scope_and_collection() {
         for (pattern, scope, collection, chosen) in [
             ("inventory.*", "inventory", "airline", true),
             ("inventory.*", "inventory2", "airline", false),
@@ -187,14 +187,14 @@ mod tests {
     }
 
     #[test]
-    fn a_scope_that_all_name_is_asked_for_alone() {
+    fn collection_patterns_that_share_a_scope_request_it_alone() {
         assert_eq!(patterns(&["a.*", "a.b"]).only_scope(), Some("a"));
         assert_eq!(patterns(&["a.*", "b.*"]).only_scope(), None);
         assert_eq!(patterns(&["?.b"]).only_scope(), None);
     }
 
     #[test]
-    fn what_can_match_nothing_is_refused() {
+    fn collection_pattern_that_can_match_nothing_is_refused() {
         let refused = |names: &[&str]| CollectionPatterns::new(names.iter().copied()).unwrap_err();
         assert_eq!(refused(&[]), InvalidPatterns::None);
         assert_eq!(refused(&["a*"]), InvalidPatterns::Form("a*".to_owned()));

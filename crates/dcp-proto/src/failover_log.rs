@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_lies_on_the_newest_branch_that_begins_below_it() {
+    fn failover_log_places_a_change_on_the_newest_branch_begun_below_it() {
         let log = log(&[(3, 200), (2, 100), (1, 0)]);
         for (seqno, vbuuid) in [(0, 1), (1, 1), (100, 1), (101, 2), (200, 2), (201, 3)] {
             assert_eq!(log.branch_of(Seqno(seqno)).vbuuid, Vbuuid(vbuuid), "seqno {seqno}");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_longer_than_any_servers_is_refused() {
+    fn failover_log_longer_than_any_servers_is_refused() {
         let value = |entries: usize| vec![1; entries * FailoverEntry::LEN];
         let longest = FailoverLog::decode(&value(FailoverLog::MAX_ENTRIES)).unwrap();
         assert_eq!(longest.entries().len(), FailoverLog::MAX_ENTRIES);
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn pruning_keeps_a_branch_that_begins_right_there() {
+    fn failover_log_pruned_at_a_branch_keeps_it() {
         let all = log(&[(3, 200), (2, 100), (1, 0)]);
         for (seqno, kept) in [(201, 3), (200, 3), (199, 2), (100, 2), (99, 1), (0, 1)] {
             let mut pruned = all.clone();
@@ -140,14 +140,14 @@ mod tests {
     }
 
     #[test]
-    fn pruning_below_every_branch_keeps_only_the_oldest() {
+    fn failover_log_pruned_below_every_branch_keeps_only_the_oldest() {
         let mut pruned = log(&[(3, 200), (2, 100)]);
         pruned.prune(Seqno(99));
         assert_eq!(pruned, log(&[(2, 100)]));
     }
 
     #[test]
-    fn pruning_keeps_the_oldest_branch() {
+    fn failover_log_pruned_keeps_the_oldest_branch() {
         let mut pruned = log(&[(3, 200), (2, 100)]);
         pruned.prune(Seqno(150));
         assert_eq!(pruned, log(&[(2, 100)]));

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn every_opcode_counts_whole_or_not_at_all() {
+    fn flow_control_counts_every_opcode_whole_or_not_at_all() {
         let whole = [
             Opcode::DCP_STREAM_END,
             Opcode::DCP_SNAPSHOT_MARKER,

@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_inside_a_snapshot_is_not_kept() {
+    fn history_keeps_no_position_inside_a_snapshot() {
         let mut history = History::default();
         let mut position = complete(5);
         position.snapshot.end = Seqno(9);
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn positions_kept_are_few_and_their_distances_grow_with_age() {
+    fn history_points_are_few_and_their_distances_grow_with_age() {
         let mut history = History::default();
         for seqno in 1..=10_000 {
             history.push(&complete(seqno));
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollback_never_returns_to_where_the_refused_request_started() {
+    fn rollback_never_returns_to_where_the_refused_request_started() {
         let mut history = History::default();
         history.push(&complete(20));
         history.push(&complete(40));
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn clones_keep_their_points() {
+    fn history_clones_keep_their_points() {
         let mut history = History::default();
         history.push(&complete(20));
         let before = history.clone();
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn the_point_whose_gap_is_smallest_for_its_age_is_forgotten() {
+    fn history_forgets_the_point_whose_gap_is_smallest_for_its_age() {
         for (seqnos, forgotten) in [
             // The newer gap is 100 times smaller but 1,000 times younger.
             (&[0, 500, 1000, 1990, 1995, 2000][..], 500),
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_point_replaces_those_at_and_above_it() {
+    fn history_point_replaces_those_at_and_above_it() {
         let mut history = History::default();
         for seqno in [20, 40, 60, 40] {
             history.push(&complete(seqno));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollback_keeps_the_point_it_goes_to() {
+    fn history_keeps_the_point_that_a_rollback_goes_to() {
         let history = |seqno, before| {
             let mut history = History::default();
             [10, 20, 30].into_iter().for_each(|seqno| history.push(&complete(seqno)));

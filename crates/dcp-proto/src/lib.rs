@@ -35,28 +35,28 @@
 //! | how far a client must roll back, and whether at all | `rollback` | `rollback.rs` of `dcp-producer-proto` | `rollback_decisions_follow_the_rows` |
 //! | which checks a stream request passes, in which order | `stream-request` | `stream_request.rs` of `dcp-producer-proto` | `stream_requests_are_checked_by_the_rows` |
 //! | which branches a failover log keeps | `failover-log` | `failover_table.rs` of `dcp-producer-proto` | `ft_03_the_oldest_branches_fall_out_of_a_full_table` |
-//! | where a snapshot that is sent begins and ends | `snapshot-marker` | `sending.rs` of `dcp-producer-proto` | `ss_01_and_ss_02_each_checkpoint_is_a_snapshot_and_later_items_continue_it` |
-//! | how a key, a value and a tombstone are laid out for a client | `open-connection` | `message_format.rs` of `dcp-producer-proto` | `the_layout_of_tombstones_follows_the_open_flags` |
+//! | where a snapshot that is sent begins and ends | `snapshot-marker` | `sending.rs` of `dcp-producer-proto` | `ss_01_and_ss_02_checkpoint_is_a_snapshot_and_later_items_continue_it` |
+//! | how a key, a value and a tombstone are laid out for a client | `open-connection` | `message_format.rs` of `dcp-producer-proto` | `tombstone_layout_follows_the_open_flags` |
 //! | when a producer stops because the buffer is full | `flow-control` | `window.rs` of `dcp-producer-proto` | `fc_39_a_window_with_exactly_its_size_outstanding_is_closed` |
-//! | what each packet counts | `flow-control` | `flow_control.rs` | `every_opcode_counts_whole_or_not_at_all` |
-//! | when a consumer acknowledges received bytes | `flow-control` | `consumer/window.rs` | `a_quarter_of_the_window_is_acknowledged_at_once` |
-//! | when a silent connection is dead | `dead-connections` | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` | `a_silent_connection_is_dead_after_two_intervals` |
-//! | which steps set a connection up, in which order | `sasl`, `open-connection`, `control` | `consumer/bootstrap/mod.rs` | `a_connection_is_set_up_in_four_round_trips` |
+//! | what each packet counts | `flow-control` | `flow_control.rs` | `flow_control_counts_every_opcode_whole_or_not_at_all` |
+//! | when a consumer acknowledges received bytes | `flow-control` | `consumer/window.rs` | `window_acknowledges_a_quarter_at_once` |
+//! | when a silent connection is dead | `dead-connections` | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` | `connection_that_is_silent_is_dead_after_two_intervals` |
+//! | which steps set a connection up, in which order | `sasl`, `open-connection`, `control` | `consumer/bootstrap/mod.rs` | `connection_is_set_up_in_four_round_trips` |
 //! | which open flags and controls a stream needs | `control` | `opening.rs` of `dcp-consumer` | `ct_14_expirations_are_asked_for_with_what_they_need` |
-//! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `a_request_is_for_the_active_copy_and_for_every_deletion` |
-//! | what else a consumer requests, and which answer belongs to which request | `protocol-flow` | `consumer/connection/requests.rs` | `an_answer_belongs_to_its_request_by_opaque_and_opcode` |
-//! | what each answer to a consumer means, status by status | `stream-request` | `consumer/connection/answers.rs` | `any_answer_to_a_stream_request_is_survived` |
-//! | which markers are valid, when a snapshot is complete, and with it a finite stream | `snapshot-marker`, `oso-snapshot` | `consumer/stream/mod.rs` | `rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end` |
-//! | which snapshot and branch a stream resumes on | `failover-log` | `position.rs`, `failover_log.rs` | `the_branch_is_chosen_by_the_end_of_the_snapshot` |
-//! | to which earlier point a consumer goes back at a rollback | `rollback` | `history.rs` | `a_rollback_keeps_the_point_it_goes_to` |
-//! | which collections and documents are delivered, and which only move the position | `collections` | `consumer/delivery.rs` | `patterns_choose_collections_of_the_manifest_and_hide_the_others` |
-//! | with which filters a stored position may be used | `collections` | `checkpoint/filter/mod.rs` | `what_is_contained_was_delivered` |
+//! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `stream_request_is_for_the_active_copy_and_every_deletion` |
+//! | what else a consumer requests, and which answer belongs to which request | `protocol-flow` | `consumer/connection/requests.rs` | `answer_belongs_to_its_request_by_opaque_and_opcode` |
+//! | what each answer to a consumer means, status by status | `stream-request` | `consumer/connection/answers.rs` | `stream_request_survives_any_answer` |
+//! | which markers are valid, when a snapshot is complete, and with it a finite stream | `snapshot-marker`, `oso-snapshot` | `consumer/stream/mod.rs` | `rule_10_finite_stream_is_complete_with_the_snapshot_that_holds_its_end` |
+//! | which snapshot and branch a stream resumes on | `failover-log` | `position.rs`, `failover_log.rs` | `branch_is_chosen_by_the_end_of_the_snapshot` |
+//! | to which earlier point a consumer goes back at a rollback | `rollback` | `history.rs` | `history_keeps_the_point_that_a_rollback_goes_to` |
+//! | which collections and documents are delivered, and which only move the position | `collections` | `consumer/delivery.rs` | `collection_patterns_choose_from_the_manifest_and_hide_the_others` |
+//! | with which filters a stored position may be used | `collections` | `checkpoint/filter/mod.rs` | `filter_that_is_contained_was_delivered` |
 //! | which changes wait until they are persisted | `failure-scenarios` | `consumer/connection/mitigation.rs` | `rule_11_a_change_waits_until_it_is_persisted_everywhere` |
-//! | what all copies have persisted | `failure-scenarios` | `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `the_copy_that_is_behind_most_decides_once_all_have_answered` |
-//! | whether a stream that ended is opened again | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer` | `every_end_has_its_consequence` |
-//! | which node has a vBucket, and which cluster map is newer | `protocol-flow` | `topology/bucket_config.rs` | `a_revision_of_a_newer_epoch_is_newer` |
-//! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/batch/begin.rs` | `a_rollback_is_told_and_read_again_from_what_is_common` |
-//! | how far a checkpoint may go while batches are acknowledged in any order | | `watermark.rs` of `dcp-consumer` | `the_checkpoint_never_passes_a_batch_that_is_not_acknowledged` |
+//! | what all copies have persisted | `failure-scenarios` | `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `persistence_is_that_of_the_slowest_copy_once_all_have_answered` |
+//! | whether a stream that ended is opened again | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer` | `stream_ends_each_have_their_decision` |
+//! | which node has a vBucket, and which cluster map is newer | `protocol-flow` | `topology/bucket_config.rs` | `map_revision_of_a_newer_epoch_is_newer` |
+//! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/batch/begin.rs` | `rollback_is_reported_and_read_again_from_the_common_seqno` |
+//! | how far a checkpoint may go while batches are acknowledged in any order | | `watermark.rs` of `dcp-consumer` | `checkpoint_never_passes_a_batch_that_is_not_acknowledged` |
 //!
 //! # Glossary
 //!

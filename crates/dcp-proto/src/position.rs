@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_branch_is_chosen_by_the_end_of_the_snapshot() {
+    fn branch_is_chosen_by_the_end_of_the_snapshot() {
         let entry = |vbuuid, seqno| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
         let log = FailoverLog::new(vec![entry(0xb, 100), entry(0xa, 0)]).unwrap();
         let mut position = Position {

@@ -245,7 +245,7 @@ mod tests {
     use crate::Snapshot;
 
     #[test]
-    fn a_pattern_matches_the_whole_key() {
+    fn key_pattern_matches_the_whole_key() {
         for (pattern, text, matched) in [
             ("order::*", "order::1", true),
             ("order::*", "order::", true),
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_of_many_stars_takes_no_long_time() {
+    fn key_pattern_of_many_stars_takes_no_long_time() {
         let pattern = "*a".repeat(256);
         assert!(!matches(pattern.as_bytes(), &[b'a'; 250]));
         assert!(!matches(format!("{}b", "*a".repeat(200)).as_bytes(), &[b'a'; 250]));
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_contains_itself_and_what_lets_less_pass() {
+    fn row_filter_contains_itself_and_narrower_ones() {
         let (all, hour) = (RowFilter::default(), 3_600_000_000_000);
         let both = filter(&["a*", "b*"], &[], None);
         let one = filter(&["b*"], &[Op::Mutation], Some(hour));
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_let_nothing_pass_is_refused() {
+    fn row_filter_that_can_let_nothing_pass_is_refused() {
         let keys = |keys: Vec<String>| RowFilter::new(Some(keys), None, None).unwrap_err();
         assert_eq!(keys(vec![]), InvalidRowFilter::NoKeys);
         assert_eq!(keys(vec![String::new()]), InvalidRowFilter::PatternLength(0));
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_passes_if_its_key_and_its_operation_and_its_time_do() {
+    fn row_filter_passes_a_change_by_key_operation_and_time() {
         let since = 0x0012_3456_0000_0000;
         let all = filter(&["a*", "b*"], &[Op::Mutation, Op::Expiration], Some(since));
         for (op, is_op) in [(Op::Mutation, true), (Op::Deletion, false), (Op::Expiration, true)] {
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bits_that_a_cas_counts_in_are_no_time() {
+    fn row_filter_since_ignores_the_counter_bits_of_a_cas() {
         let filter = filter(&[], &[], Some(0x5_ffff));
         assert_eq!(filter.since(), Some(0x5_0000));
         assert!(passes(&filter, Op::Mutation, "k", 0x5_0000));
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filter_says_what_it_filters_by() {
+    fn row_filter_says_what_it_filters_by() {
         assert_eq!(RowFilter::default().to_string(), "");
         assert_eq!(RowFilter::default().keys(), None);
         assert_eq!(RowFilter::default().ops(), None);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_and_as_long_patterns_as_are_allowed_are_taken() {
+    fn key_patterns_are_taken_up_to_their_number_and_length() {
         let many = (0..256).map(|n| n.to_string()).collect();
         assert_eq!(RowFilter::new(Some(many), None, None).unwrap().keys().unwrap().len(), 256);
         for len in [1, 512] {
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn one_character_is_as_many_bytes_as_utf_8_says() {
+    fn key_pattern_of_one_character_takes_all_its_utf8_bytes() {
         for (text, len) in [
             (&b"ab"[..], 1),
             (b"\x7fb", 1),

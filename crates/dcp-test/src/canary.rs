@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_is_found_however_it_is_written() {
+    fn password_is_found_however_it_is_written() {
         let sent = [b"\0user\0", PASSWORD.as_bytes(), b"\0"].concat();
         let (debug, hex) = (format!("{sent:?}"), format!("{sent:02x?}"));
         let basic = STANDARD.encode(format!("user:{PASSWORD}"));
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn what_scram_makes_of_it_is_found() {
+    fn scram_secrets_derived_from_a_password_are_found() {
         use dcp_wire::sasl::{Mechanism, ScramClient, ScramCredentials, ScramServer};
         for (mechanism, keys) in
             [Mechanism::ScramSha1, Mechanism::ScramSha256].into_iter().zip(SCRAM.chunks(4))

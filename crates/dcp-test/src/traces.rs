@@ -236,7 +236,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_without_recordings_is_an_error() {
+    fn recordings_folder_that_is_empty_is_an_error() {
         let no_recordings = paths_in(&tests_folder("vectors"));
         assert!(matches!(no_recordings, Err(TraceError::Nothing { .. })), "{no_recordings:?}");
         let no_folder = paths_in(&tests_folder("no such folder"));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_line_says_besides_its_packet_does_not_matter() {
+    fn recording_line_may_say_more_than_its_packet() {
         let line = r#"{"dir": "s2c", "conn": 3, "hex": "8155", "time": 1.5}"#;
         let event = parse_event(line).unwrap();
         assert_eq!((event.conn, event.kind), (3, EventKind::ServerPacket(vec![0x81, 0x55])));

@@ -86,7 +86,7 @@ mod tests {
     use crate::MAX_BODY_LEN;
 
     #[test]
-    fn a_declared_length_over_the_limit_is_refused_before_allocation() {
+    fn snappy_length_over_the_limit_is_refused_before_allocation() {
         // Declares 4 GiB - 1 in a handful of bytes.
         let bomb = [0xff, 0xff, 0xff, 0xff, 0x0f, 0x00, 0x61];
         assert_eq!(
@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_run_a_block_can_hold_stays_within_the_ratio() {
+    fn snappy_block_of_the_longest_run_stays_within_the_ratio() {
         for len in [0, 1, 64, 65_536, 1 << 20, (20 << 20) + 1] {
             let zeros = vec![0; len];
             let block = compress(&zeros).unwrap();
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_block_is_an_error_and_leaves_nothing_behind() {
+    fn snappy_block_that_is_damaged_is_an_error_and_leaves_nothing_behind() {
         let mut block = compress(b"hello hello hello hello hello hello").unwrap();
         block.truncate(block.len() - 1);
         let mut out = b"old".to_vec();

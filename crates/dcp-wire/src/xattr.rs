@@ -131,7 +131,7 @@ mod tests {
     const VA_26: [u8; 21] = *b"\0\0\0\x0f\0\0\0\x0b_k\0{\"a\":1}\0{}";
 
     #[test]
-    fn a_section_of_one_system_xattr_splits_from_its_body() {
+    fn xattr_section_of_one_system_xattr_splits_from_its_body() {
         let (mut xattrs, body) = split(&VA_26).unwrap();
         let xattr = xattrs.next().unwrap().unwrap();
         assert_eq!((xattr.name, xattr.value), (&b"_k"[..], &br#"{"a":1}"#[..]));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn encoding_yields_the_bytes_that_were_decoded() {
+    fn xattr_section_encodes_to_the_bytes_that_were_decoded() {
         let mut out = Vec::new();
         encode([Xattr { name: b"_k", value: br#"{"a":1}"# }], &mut out).unwrap();
         out.extend_from_slice(b"{}");
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn every_truncation_of_the_section_is_an_error() {
+    fn xattr_section_cut_anywhere_is_an_error() {
         for len in 0..VA_26.len() - 2 {
             let truncated = &VA_26[..len];
             let whole = split(truncated).is_ok_and(|(mut xattrs, _)| xattrs.all(|x| x.is_ok()));
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_with_wrong_lengths_or_no_terminators_are_errors() {
+    fn xattr_pairs_with_wrong_lengths_or_no_terminators_are_errors() {
         let section = |pairs: &[u8]| {
             let mut value = u32::try_from(pairs.len()).unwrap().to_be_bytes().to_vec();
             value.extend_from_slice(pairs);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_values_that_would_break_the_section_are_refused() {
+    fn xattr_names_and_values_that_would_break_the_section_are_refused() {
         for (name, value) in [(&b""[..], &b"1"[..]), (b"a\0b", b"1"), (b"a", b"1\0")] {
             let mut out = Vec::new();
             assert!(encode([Xattr { name, value }], &mut out).is_err());

@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_listed_as_in_sql() {
+    fn ddl_fields_are_listed_as_in_sql() {
         let lat = Field { name: "lat".to_owned(), kind: Kind::Double };
         let lon = Field { name: "lon".to_owned(), kind: Kind::Double };
         let geo = Kind::Struct(vec![lat, lon]);
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn every_type_has_its_names() {
+    fn ddl_types_have_all_their_names() {
         for (name, kind) in SIMPLE {
             assert_eq!(kinds(&format!("a {name}")), [("a".to_owned(), kind.clone())]);
             assert_eq!(kinds(&format!("{name} {name}")), [((*name).to_owned(), kind.clone())]);
@@ -335,14 +335,14 @@ mod tests {
     }
 
     #[test]
-    fn names_may_be_quoted_and_commented() {
+    fn ddl_names_may_be_quoted_and_commented() {
         let text = "`first name` STRING COMMENT 'as it\\'s, printed', `a``b`: INT, größe INT";
         let names: Vec<String> = kinds(text).into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["first name", "a`b", "größe"]);
     }
 
     #[test]
-    fn an_error_says_what_to_write_and_where() {
+    fn ddl_error_says_what_to_write_and_where() {
         assert_eq!(error("a FLOTE"), "there is no type FLOTE; did you mean FLOAT?, at character 3");
         assert_eq!(error("a INT, a INT"), "the field a is named twice, at character 8");
         assert_eq!(
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn schemas_are_bounded() {
+    fn ddl_schemas_are_bounded() {
         let deep = format!("a {}INT{}", "ARRAY<".repeat(100_000), ">".repeat(100_000));
         assert!(error(&deep).contains("nested more than"), "{}", error(&deep));
         let deep = format!("a {}INT{}", "STRUCT<a ".repeat(33), ">".repeat(33));

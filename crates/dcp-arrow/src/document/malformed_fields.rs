@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_leads_to_one_value_and_its_field_to_all_like_it() {
+    fn note_path_leads_to_one_value_and_its_field_to_all_like_it() {
         let of = |path: &str, field: &str| (path.to_owned(), field.to_owned());
         let key = |key: &str| Step::Key(key.into());
         assert_eq!(
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_noted_is_bounded() {
+    fn notes_are_bounded_in_number_and_length() {
         let (long, key) = ("é".repeat(1000), Step::Key("k".repeat(10_000).into()));
         let mut notes = MalformedFields::default();
         for _ in 0..MAX_NOTES + 3 {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn note_text_is_cut_between_characters() {
         for (text, bytes, expected) in [
             (&b"abc"[..], 3, "abc"),
             (b"abcd", 3, "abc…"),

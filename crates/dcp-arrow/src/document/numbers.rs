@@ -121,7 +121,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whole_numbers_reach_both_ends() {
+    fn integers_reach_both_ends_of_their_type() {
         for number in [0, 1, -1, 42, i64::MAX, i64::MIN] {
             assert_eq!(integer(number.to_string().as_bytes()), Some(number));
         }
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plain_decimal_keeps_its_digits() {
+    fn decimal_that_is_plain_keeps_its_digits() {
         for (text, expected) in [
             ("1.50", Some((150, 3, 2))),
             ("-0.001", Some((-1, 1, 3))),

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn halves_of_surrogate_pairs_are_replaced_and_nothing_else() {
+    fn json_string_replaces_halves_of_surrogate_pairs_and_nothing_else() {
         for (text, expected) in [
             (r#"{"a\n": "\ud83d\ude00"}"#, None),
             (r#""\\ud800 \u0041 \uD83D\uDE00""#, None),

@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_kind_is_new_once_and_their_number_is_bounded() {
+    fn malformed_kinds_are_new_once_and_bounded_in_number() {
         let batch = |fields: std::ops::Range<usize>, seqno| {
             let mut tally = MalformedTally { partial: 1, ..MalformedTally::default() };
             for field in fields {

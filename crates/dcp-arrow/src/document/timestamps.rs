@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn dates_are_days_since_1970() {
+    fn date_is_days_since_1970() {
         for (text, days) in [
             ("1970-01-01", 0),
             ("1969-12-31", -1),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn times_have_a_fraction_and_a_place() {
+    fn timestamp_has_a_fraction_and_a_time_zone() {
         let day = 20_413 * SECONDS_PER_DAY * MICROS_PER_SECOND;
         let hour = 3600 * MICROS_PER_SECOND;
         for (text, micros) in [
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_year_1_and_after_9999_are_none() {
+    fn timestamps_before_year_1_and_after_9999_are_none() {
         let (first, last) = (-62_135_596_800, 253_402_300_799);
         for second in [first, -1, last] {
             assert_eq!(seconds(second), Some(second * MICROS_PER_SECOND));

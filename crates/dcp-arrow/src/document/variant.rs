@@ -343,7 +343,7 @@ mod tests {
 
     /// What Spark 4.3 makes of these with `parse_json`.
     #[test]
-    fn values_have_their_smallest_width() {
+    fn variant_values_have_their_smallest_width() {
         assert_eq!(value("null"), [0]);
         assert_eq!(value("true"), [4]);
         assert_eq!(value("false"), [8]);
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_list_their_fields_by_key() {
+    fn variant_objects_list_their_fields_by_key() {
         let (value, metadata) = encode(r#"{"b": 1, "a": [true, {"b": null}]}"#);
         assert_eq!(metadata, [1, 2, 0, 1, 2, b'b', b'a']);
         let inner = [2, 1, 0, 0, 1, 0];
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn many_keys_and_long_parts_widen_the_offsets() {
+    fn variant_offsets_widen_with_many_keys_and_long_parts() {
         let fields: Vec<String> = (0..300).map(|n| format!("\"k{n:03}\": {n}")).collect();
         let (value, metadata) = encode(&format!("{{{}}}", fields.join(",")));
         // More than 255 fields, ids and offsets of two bytes.
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_variant_is_malformed() {
+    fn variant_that_is_not_valid_is_malformed() {
         let mut encoder = VariantEncoder::default();
         let mut problem = |document: &[u8]| encoder.encode(document).unwrap_err().problem;
         assert_eq!(problem(br#"{"a": 1, "a": 2}"#), Problem::Duplicate);
@@ -399,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_keeps_its_number_however_many_there_are() {
+    fn variant_key_keeps_its_number_however_many_there_are() {
         let mut keys = Keys::default();
         for round in 0..2 {
             for number in 0..100 {

@@ -13,7 +13,7 @@ fn names(options: &TableOptions) -> Vec<&'static str> {
 }
 
 #[test]
-fn the_sets_are_those_of_the_documentation() {
+fn column_sets_are_those_of_the_documentation() {
     let basic = [
         "op",
         "key",
@@ -44,7 +44,7 @@ fn the_sets_are_those_of_the_documentation() {
 }
 
 #[test]
-fn types_are_sparks_and_never_unsigned_or_dictionaries() {
+fn column_types_are_those_of_spark_never_unsigned_or_dictionaries() {
     let all: Vec<&str> = COLUMNS.iter().map(|spec| spec.name).collect();
     let schema = TableSchema::new(&named(&all)).unwrap().arrow();
     let nullable: Vec<_> =
@@ -67,7 +67,7 @@ fn types_are_sparks_and_never_unsigned_or_dictionaries() {
 }
 
 #[test]
-fn a_projection_keeps_its_order() {
+fn projection_keeps_its_order() {
     assert_eq!(names(&named(&["seqno", "key"])), ["seqno", "key"]);
     let binary = TableOptions { key_type: KeyType::Binary, ..named(&["key"]) };
     let schema = TableSchema::new(&binary).unwrap();
@@ -75,7 +75,7 @@ fn a_projection_keeps_its_order() {
 }
 
 #[test]
-fn wrong_columns_are_named_in_the_error() {
+fn column_names_that_are_unknown_are_named_in_the_error() {
     let error = |options| TableSchema::new(&options).unwrap_err().to_string();
     assert_eq!(
         error(named(&["Seq_no"])),
@@ -103,7 +103,7 @@ fn all_names(options: &TableOptions) -> Vec<String> {
 }
 
 #[test]
-fn the_columns_of_documents_stand_for_the_value() {
+fn document_columns_stand_for_the_value() {
     let options = decoded("name STRING, geo STRUCT<lat: DOUBLE>");
     let names = all_names(&options);
     assert_eq!(names[..2], ["op", "key"]);
@@ -124,7 +124,7 @@ fn the_columns_of_documents_stand_for_the_value() {
 }
 
 #[test]
-fn the_columns_of_documents_can_be_named_among_others() {
+fn document_columns_can_be_named_among_others() {
     let options = |columns: &[&str]| TableOptions {
         columns: Columns::Named(columns.iter().map(ToString::to_string).collect()),
         on_malformed: OnMalformed::Column,
@@ -140,7 +140,7 @@ fn the_columns_of_documents_can_be_named_among_others() {
 }
 
 #[test]
-fn all_columns_of_documents_stand_behind_names_that_are_none_of_theirs() {
+fn document_columns_stand_behind_names_that_are_none_of_theirs() {
     let names = |columns: &[&str], on_malformed| {
         all_names(&TableOptions {
             columns: named(columns).columns,
@@ -162,7 +162,7 @@ fn all_columns_of_documents_stand_behind_names_that_are_none_of_theirs() {
 }
 
 #[test]
-fn options_that_make_no_sense_together_are_refused() {
+fn table_options_that_contradict_each_other_are_refused() {
     let error = |options: &TableOptions| TableSchema::new(options).unwrap_err().to_string();
     let default = TableOptions::default();
     let columns = |names: &[&str]| named(names).columns;

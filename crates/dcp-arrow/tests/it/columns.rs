@@ -22,7 +22,7 @@ fn number(column: &str, change: Change<'_>) -> Option<i64> {
 }
 
 #[test]
-fn a_mutation_fills_every_column() {
+fn mutation_fills_every_column() {
     let change = Change { expiry: 1_800_000_000, ..CHANGE };
     let batch = batch_of(&every_column(), &[change]);
     let text = |column| texts(&batch, column)[0].clone().unwrap();
@@ -49,7 +49,7 @@ fn a_mutation_fills_every_column() {
 }
 
 #[test]
-fn the_timestamp_is_the_clock_of_the_cas() {
+fn timestamp_is_the_clock_of_the_cas() {
     // 2023-11-14T22:13:20.123456Z with a count of 3 in the low 16 bits.
     let nanos = 1_700_000_000_123_456_000_u64 & !0xffff;
     let at = |cas| number("timestamp", Change { cas: Cas(cas), ..CHANGE });
@@ -61,7 +61,7 @@ fn the_timestamp_is_the_clock_of_the_cas() {
 }
 
 #[test]
-fn unsigned_numbers_beyond_the_signed_ones_are_twos_complement() {
+fn unsigned_numbers_beyond_the_signed_range_are_twos_complement() {
     let change = Change { cas: Cas(u64::MAX), rev_seqno: RevSeqno(1 << 63), ..CHANGE };
     assert_eq!(number("cas", change), Some(-1));
     assert_eq!(number("rev", change), Some(i64::MIN));
@@ -71,7 +71,7 @@ fn unsigned_numbers_beyond_the_signed_ones_are_twos_complement() {
 }
 
 #[test]
-fn a_tombstone_has_no_document() {
+fn tombstone_has_no_document() {
     for (op, name) in [(Op::Deletion, "deletion"), (Op::Expiration, "expiration")] {
         let change = Change {
             op,
@@ -91,7 +91,7 @@ fn a_tombstone_has_no_document() {
 }
 
 #[test]
-fn an_empty_document_is_not_null() {
+fn document_that_is_empty_is_not_null() {
     let change = Change { value: b"", datatype: Datatype::RAW, ..CHANGE };
     let batch = batch_of(&every_column(), &[change]);
     assert_eq!(bytes(&batch, "value"), [Some(Vec::new())]);
@@ -99,7 +99,7 @@ fn an_empty_document_is_not_null() {
 }
 
 #[test]
-fn a_rollback_says_where_everything_comes_again_from() {
+fn rollback_row_says_from_which_seqno_changes_come_again() {
     let mut sink = sink(&every_column());
     sink.change(&CHANGE).unwrap();
     sink.rollback(&Rollback {
@@ -140,7 +140,7 @@ fn a_rollback_says_where_everything_comes_again_from() {
 }
 
 #[test]
-fn collection_names_come_from_the_manifest_and_are_asked_for_once() {
+fn collection_names_come_from_the_manifest_and_are_looked_up_once() {
     use std::sync::atomic::{AtomicUsize, Ordering};
     let asked = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&asked);
@@ -164,7 +164,7 @@ fn collection_names_come_from_the_manifest_and_are_asked_for_once() {
 }
 
 #[test]
-fn a_key_that_is_not_utf8_is_named_by_its_place_only() {
+fn key_that_is_not_utf8_is_named_by_its_place_only() {
     let mut sink = sink(&columns(&["op"]));
     sink.change(&Change { key: b"\xff", ..CHANGE }).unwrap();
     assert!(sink.take_batch().unwrap().finish().is_ok(), "keys that are not shown do not matter");
@@ -187,14 +187,14 @@ fn keys_that_are_only_together_utf8_are_refused() {
 }
 
 #[test]
-fn binary_keys_take_any_bytes() {
+fn key_column_of_binary_takes_any_bytes() {
     let options = with(TableOptions::default(), |o| o.key_type = KeyType::Binary);
     let batch = batch_of(&options, &[Change { key: b"\xff\x00", ..CHANGE }]);
     assert_eq!(bytes(&batch, "key"), [Some(b"\xff\x00".to_vec())]);
 }
 
 #[test]
-fn a_sink_is_empty_after_its_batch_was_taken() {
+fn sink_is_empty_after_its_batch_was_taken() {
     let options = with(TableOptions::default(), |o| o.columns = Columns::Full);
     let mut sink = sink(&options);
     assert_eq!((sink.rows(), sink.size_bytes()), (0, 0));
@@ -227,7 +227,7 @@ fn system_event<'a>(id: SystemEventId, version: u8, value: &'a [u8]) -> SystemEv
 const BEGIN_COLLECTION_V1: [u8; 20] = *b"\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0\x08\0\x01\x19\x40";
 
 #[test]
-fn a_system_event_is_a_row_only_when_asked_for() {
+fn system_event_is_a_row_only_on_demand() {
     let event = system_event(SystemEventId::BEGIN_COLLECTION, 1, &BEGIN_COLLECTION_V1);
     let mut without = sink(&every_column());
     without.system_event(&event).unwrap();
@@ -253,7 +253,7 @@ fn a_system_event_is_a_row_only_when_asked_for() {
 }
 
 #[test]
-fn a_damaged_system_event_is_an_error_and_an_unknown_one_is_named() {
+fn system_event_that_is_damaged_is_an_error_and_an_unknown_one_is_named() {
     let mut sink = sink(&with(every_column(), |o| o.system_events = true));
     for len in 0..BEGIN_COLLECTION_V1.len() {
         let value = &BEGIN_COLLECTION_V1[..len];
@@ -280,7 +280,7 @@ fn payload(event: SystemEventId, uid: u64, scope: u32, id: Option<u32>, name: &s
 }
 
 #[test]
-fn events_name_what_no_manifest_has_and_a_name_used_again_is_another_collection() {
+fn system_events_name_what_no_manifest_has_and_tell_reused_names_apart() {
     let known = |id: CollectionId| (id.0 == 8).then(|| CollectionName::new("shop", "carts"));
     let names =
         CollectionNames::new(known).with_scopes(|id| (id == ScopeId(8)).then(|| Arc::from("shop")));

@@ -90,7 +90,7 @@ fn field(kind: &str, json: &str) -> Option<Value> {
 }
 
 #[test]
-fn every_type_takes_its_json_and_no_other() {
+fn column_types_take_their_json_and_no_other() {
     const DAY: i64 = 86_400_000_000;
     for (kind, json, expected) in [
         ("STRING", r#""a\u00e9\n\ud83d\ude00""#, json!("aé\n😀")),
@@ -172,7 +172,7 @@ fn every_type_takes_its_json_and_no_other() {
 }
 
 #[test]
-fn a_document_is_judged_as_a_whole() {
+fn document_is_judged_as_a_whole() {
     let good: &[u8] = br#"{"n": 1, "s": "a", "l": [1, 2]}"#;
     let documents: [&[u8]; 9] = [
         good,
@@ -198,7 +198,7 @@ fn a_document_is_judged_as_a_whole() {
 }
 
 #[test]
-fn a_variant_goes_with_its_document() {
+fn variant_goes_with_its_document() {
     let documents: [&[u8]; 4] = [
         br#"{"v": {"a": 1}, "n": 1}"#,
         br#"{"v": {"b": 2}, "n": "x"}"#,
@@ -213,7 +213,7 @@ fn a_variant_goes_with_its_document() {
 }
 
 #[test]
-fn every_beginning_of_a_document_is_malformed() {
+fn document_cut_anywhere_is_malformed() {
     let whole = br#"{"a": [{"b": "\u00e9x"}, null], "c": {"d": -1.5e3}, "e": true}"#;
     let schema = "a ARRAY<STRUCT<b: STRING>>, c MAP<STRING, DOUBLE>, e BOOLEAN";
     let documents: Vec<&[u8]> = (0..=whole.len()).map(|end| &whole[..end]).collect();
@@ -226,7 +226,7 @@ fn every_beginning_of_a_document_is_malformed() {
 }
 
 #[test]
-fn what_is_no_json_document_has_no_columns() {
+fn document_that_is_no_json_has_no_columns() {
     let json = document(br#"{"n": 1}"#);
     let binary = Change { datatype: Datatype::RAW, ..json };
     let removed = Change { op: Op::Deletion, value: b"no document", ..json };
@@ -238,7 +238,7 @@ fn what_is_no_json_document_has_no_columns() {
 }
 
 #[test]
-fn compressed_documents_and_those_with_attributes_are_decoded() {
+fn documents_that_are_compressed_or_have_xattrs_are_decoded() {
     let body = br#"{"n": 12345, "s": "xxxxxxxxxxxxxxxxxxxxxxxxxx"}"#;
     let mut with_attributes = Vec::new();
     xattr::encode([Xattr { name: b"_sync", value: b"{}" }], &mut with_attributes).unwrap();
@@ -268,7 +268,7 @@ fn error_of(options: &TableOptions, change: &Change<'_>) -> SinkError {
 }
 
 #[test]
-fn a_malformed_document_fails_the_read_by_its_place_and_not_its_content() {
+fn document_that_is_malformed_fails_the_read_by_its_place_not_its_content() {
     let options =
         with(decoding("n INT, o STRUCT<secret: INT>"), |o| o.on_malformed = OnMalformed::Fail);
     for (value, said) in [
@@ -293,7 +293,7 @@ fn a_malformed_document_fails_the_read_by_its_place_and_not_its_content() {
 }
 
 #[test]
-fn deep_documents_neither_overflow_the_stack_nor_stop_the_read() {
+fn document_of_any_depth_neither_overflows_the_stack_nor_stops_the_read() {
     let nested = |open: &str, close: &str| {
         let depth = 100_000;
         format!("{{\"f\": {}{}, \"n\": 1}}", open.repeat(depth), close.repeat(depth)).into_bytes()
@@ -314,7 +314,7 @@ fn deep_documents_neither_overflow_the_stack_nor_stop_the_read() {
 }
 
 #[test]
-fn a_document_that_becomes_large_is_malformed() {
+fn document_that_becomes_large_is_malformed() {
     // Three bytes each become a place in three hundred columns.
     let fields: Vec<String> = (0..300).map(|number| format!("f{number} BIGINT")).collect();
     let schema = format!("n INT, a ARRAY<STRUCT<{}>>", fields.join(", "));
@@ -325,7 +325,7 @@ fn a_document_that_becomes_large_is_malformed() {
 }
 
 #[test]
-fn a_value_may_be_text() {
+fn value_may_be_text() {
     let options = with(columns(&["value", "_malformed"]), |o| {
         o.value_format = ValueFormat::String;
         o.on_malformed = OnMalformed::Column;
@@ -343,7 +343,7 @@ fn a_value_may_be_text() {
 }
 
 #[test]
-fn a_value_may_be_a_variant() {
+fn value_may_be_a_variant() {
     let options = with(columns(&["value", "_malformed"]), |o| {
         o.value_format = ValueFormat::Variant;
         o.on_malformed = OnMalformed::Column;
@@ -366,7 +366,7 @@ fn a_value_may_be_a_variant() {
 }
 
 #[test]
-fn the_columns_read_do_not_change_what_is_malformed() {
+fn columns_read_do_not_change_what_is_malformed() {
     let options = decoding("a INT, b INT");
     let documents: [&[u8]; 2] = [br#"{"a": 1, "b": "x"}"#, br#"{"a": 2, "b": 3}"#];
     let names = |names: &[&str]| columns(names).columns;

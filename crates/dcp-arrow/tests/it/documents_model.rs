@@ -431,7 +431,7 @@ proptest! {
     }
 
     #[test]
-    fn what_serde_json_refuses_is_malformed_and_nothing_else(
+    fn document_that_serde_json_refuses_is_malformed_and_no_other(
         document in object(&schema()),
         edits in prop::collection::vec(edit(), 1..4),
     ) {
@@ -459,7 +459,7 @@ proptest! {
     }
 
     #[test]
-    fn only_what_serde_json_finds_not_to_fit_is_null_and_noted(
+    fn value_that_serde_json_cannot_fit_is_null_and_noted_and_no_other(
         trees in prop::collection::vec(trees(), 1..20),
     ) {
         // What fits is read by the fast path, and by the slow one if something else does not fit.
@@ -490,7 +490,7 @@ proptest! {
     }
 
     #[test]
-    fn what_serde_json_refuses_has_no_columns_and_all_else_has(
+    fn document_that_serde_json_refuses_has_no_columns_and_all_others_have(
         document in object(&schema()),
         edits in prop::collection::vec(edit(), 1..4),
     ) {

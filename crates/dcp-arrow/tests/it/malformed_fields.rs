@@ -27,7 +27,7 @@ fn note(path: &str, reason: &str, text: &str) -> Value {
 }
 
 #[test]
-fn only_the_value_that_does_not_fit_is_null() {
+fn value_that_does_not_fit_is_null_and_no_other() {
     for (kind, json, kept, path, reason, text) in [
         ("BOOLEAN", "\"true\"", Value::Null, "f", "expected true or false", "\"true\""),
         ("TINYINT", "128", Value::Null, "f", "expected a TINYINT", "128"),
@@ -167,7 +167,7 @@ fn only_the_value_that_does_not_fit_is_null() {
 }
 
 #[test]
-fn a_document_that_is_no_object_has_no_columns() {
+fn document_that_is_no_object_has_no_columns() {
     let good: &[u8] = br#"{"n": 1}"#;
     let long = format!("[{}]", "1,".repeat(1000));
     // The parser takes no number of more than 4300 digits.
@@ -191,7 +191,7 @@ fn a_document_that_is_no_object_has_no_columns() {
 }
 
 #[test]
-fn what_is_no_document_is_not_noted_unless_it_is_binary() {
+fn document_that_is_no_json_is_noted_only_if_it_is_binary() {
     let binary = Change { datatype: Datatype::RAW, value: b"\x00\xff", ..CHANGE };
     let removed = Change { op: Op::Deletion, value: b"no document", ..CHANGE };
     let batch = batch_of(&keeping("name STRING"), &[CHANGE, binary, removed]);
@@ -200,7 +200,7 @@ fn what_is_no_document_is_not_noted_unless_it_is_binary() {
 }
 
 #[test]
-fn deep_values_are_ignored_or_null_by_themselves() {
+fn values_nested_deeply_are_ignored_or_null_by_themselves() {
     let deep = |open: &str, close: &str| {
         let depth = 100_000;
         let (open, close) = (open.repeat(depth), close.repeat(depth));
@@ -231,7 +231,7 @@ fn deep_values_are_ignored_or_null_by_themselves() {
 }
 
 #[test]
-fn a_document_that_becomes_large_has_no_columns() {
+fn document_that_becomes_large_has_no_columns() {
     let fields: Vec<String> = (0..300).map(|number| format!("f{number} BIGINT")).collect();
     let schema = format!("n INT, a ARRAY<STRUCT<{}>>", fields.join(", "));
     let hostile = format!("{{\"n\": 1, \"a\": [{}{{}}]}}", "{},".repeat(100_000));
@@ -243,7 +243,7 @@ fn a_document_that_becomes_large_has_no_columns() {
 }
 
 #[test]
-fn many_values_are_noted_up_to_a_bound() {
+fn values_that_do_not_fit_are_noted_up_to_a_bound() {
     let values = "\"\\\"\",".repeat(1000);
     let hostile = format!("{{\"a\": [{values}1], \"n\": 1}}");
     let batch = decoded(&keeping("a ARRAY<INT>, n INT"), &[hostile.as_bytes()]);
@@ -257,7 +257,7 @@ fn many_values_are_noted_up_to_a_bound() {
 }
 
 #[test]
-fn a_value_as_variant_or_text_is_judged_by_itself() {
+fn value_as_variant_or_text_is_judged_by_itself() {
     let options = |schema: Option<&str>, format| {
         let named: &[&str] =
             if schema.is_some() { &["value", "a", MALFORMED_FIELDS] } else { &["value"] };

@@ -46,7 +46,7 @@ fn document(number: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_run_of_plain_and_compressed_documents_shows_each_in_its_row() {
+fn run_of_plain_and_compressed_documents_shows_each_in_its_row() {
     let documents: Vec<_> = (0..4).map(document).collect();
     let packed: Vec<_> = documents.iter().map(|value| snappy::compress(value).unwrap()).collect();
     let mut sink = sink(&TableOptions::default());
@@ -74,7 +74,7 @@ fn a_run_of_plain_and_compressed_documents_shows_each_in_its_row() {
 }
 
 #[test]
-fn a_run_with_a_damaged_block_is_taken_up_to_it() {
+fn run_with_a_damaged_block_is_taken_up_to_it() {
     let (plain, other) = (document(1), document(2));
     let packed = snappy::compress(&other).unwrap();
     let mut sink = sink(&TableOptions::default());
@@ -90,7 +90,7 @@ fn a_run_with_a_damaged_block_is_taken_up_to_it() {
 }
 
 #[test]
-fn a_run_that_inflates_beyond_the_column_is_taken_up_to_its_end() {
+fn run_that_inflates_beyond_the_column_is_taken_up_to_its_end() {
     let value = document(0);
     let packed = snappy::compress(&value).unwrap();
     let limits = with(BatchLimits::default(), |o| o.max_column_bytes = 3 * value.len() + 1);
@@ -103,7 +103,7 @@ fn a_run_that_inflates_beyond_the_column_is_taken_up_to_its_end() {
 }
 
 #[test]
-fn an_inflated_length_over_the_limit_is_refused_in_a_run_too() {
+fn run_refuses_an_inflated_length_over_the_limit_too() {
     let value = document(0);
     let packed = snappy::compress(&value).unwrap();
     let limits = with(BatchLimits::default(), |o| o.max_value_bytes = value.len() - 1);

@@ -32,7 +32,7 @@ fn pairs(expected: &[(&str, &str)]) -> Option<Vec<(String, String)>> {
 }
 
 #[test]
-fn every_encoding_of_a_document_shows_the_same_document() {
+fn document_is_the_same_in_every_encoding() {
     let attributes = section(&[("_sync", "{\"rev\":1}"), ("x", "1")], BODY);
     let (packed, packed_both) =
         (snappy::compress(BODY).unwrap(), snappy::compress(&attributes).unwrap());
@@ -57,7 +57,7 @@ fn every_encoding_of_a_document_shows_the_same_document() {
 }
 
 #[test]
-fn a_tombstone_keeps_its_attributes() {
+fn tombstone_keeps_its_xattrs() {
     let value = section(&[("_sync", "{}")], b"");
     let change = Change { op: Op::Deletion, ..document(&value, Datatype::XATTR) };
     let batch = batch_of(&columns(&["value", "xattrs"]), &[change]);
@@ -66,7 +66,7 @@ fn a_tombstone_keeps_its_attributes() {
 }
 
 #[test]
-fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
+fn tombstone_body_is_dropped_whatever_its_datatype_is() {
     let attributes = section(&[("u", "{\"a\":0}")], BODY);
     let (packed, packed_both) =
         (snappy::compress(BODY).unwrap(), snappy::compress(&attributes).unwrap());
@@ -103,7 +103,7 @@ fn the_body_of_a_tombstone_is_dropped_whatever_its_datatype_is() {
 }
 
 #[test]
-fn a_section_without_pairs_is_an_empty_map() {
+fn xattr_section_without_pairs_is_an_empty_map() {
     let value = section(&[], BODY);
     let batch = batch_of(&columns(&["xattrs", "value"]), &[document(&value, Datatype::XATTR)]);
     assert_eq!(maps(&batch), [pairs(&[])]);
@@ -111,7 +111,7 @@ fn a_section_without_pairs_is_an_empty_map() {
 }
 
 #[test]
-fn a_stripped_document_may_say_snappy_over_a_plain_section() {
+fn document_without_its_body_may_say_snappy_over_a_plain_section() {
     let plain = section(&[("x", "1")], b"");
     let packed = snappy::compress(&section(&[("x", "1")], b"")).unwrap();
     let options = columns(&["xattrs"]);
@@ -121,7 +121,7 @@ fn a_stripped_document_may_say_snappy_over_a_plain_section() {
 }
 
 #[test]
-fn damaged_values_are_named_by_their_place() {
+fn value_that_is_damaged_is_named_by_its_place() {
     let mut damaged = snappy::compress(BODY).unwrap();
     damaged.truncate(damaged.len() - 1);
     let mut sink = sink(&TableOptions::default());
@@ -152,7 +152,7 @@ fn damaged_values_are_named_by_their_place() {
 }
 
 #[test]
-fn an_inflated_value_over_the_limit_is_refused_before_it_is_inflated() {
+fn value_that_inflates_over_the_limit_is_refused_before_inflating() {
     let limits = with(BatchLimits::default(), |o| o.max_value_bytes = BODY.len() - 1);
     let packed = snappy::compress(BODY).unwrap();
     let mut sink = sink_with(&TableOptions::default(), limits);
@@ -163,7 +163,7 @@ fn an_inflated_value_over_the_limit_is_refused_before_it_is_inflated() {
 }
 
 #[test]
-fn a_full_batch_refuses_the_next_row_whole() {
+fn batch_that_is_full_refuses_the_next_row_whole() {
     let limits = with(BatchLimits::default(), |o| o.max_column_bytes = 2 * BODY.len());
     let mut sink = sink_with(&TableOptions::default(), limits);
     let packed = snappy::compress(BODY).unwrap();
@@ -179,7 +179,7 @@ fn a_full_batch_refuses_the_next_row_whole() {
 }
 
 #[test]
-fn a_row_that_one_column_has_no_room_for_leaves_nothing_in_the_others() {
+fn row_without_room_in_one_column_leaves_nothing_in_the_others() {
     let limits = with(BatchLimits::default(), |o| o.max_column_bytes = CHANGE.key.len() + 5);
     let mut sink = sink_with(&columns(&["key", "value", "xattrs"]), limits);
     let attributes = section(&[("x", "1234567890123456")], b"1");
@@ -196,7 +196,7 @@ fn a_row_that_one_column_has_no_room_for_leaves_nothing_in_the_others() {
 }
 
 #[test]
-fn compressed_documents_count_with_the_length_they_inflate_to() {
+fn documents_that_are_compressed_count_with_their_inflated_length() {
     let zeros = vec![b'0'; 1 << 20];
     let packed = snappy::compress(&zeros).unwrap();
     let mut sink = sink(&columns(&["value"]));
@@ -205,7 +205,7 @@ fn compressed_documents_count_with_the_length_they_inflate_to() {
 }
 
 #[test]
-fn memory_is_used_again_after_a_batch_is_dropped() {
+fn batch_memory_is_used_again_after_it_is_dropped() {
     let pool = BufferPool::new(16 << 20);
     let schema = TableSchema::new(&TableOptions::default()).unwrap();
     let mut sink = ArrowSink::with_pool(

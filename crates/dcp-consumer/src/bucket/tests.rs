@@ -75,7 +75,7 @@ fn rev(bucket: &Bucket) -> (i64, i64) {
 }
 
 #[tokio::test]
-async fn the_older_map_of_an_isolated_node_is_never_believed() {
+async fn map_that_is_older_from_an_isolated_node_is_never_believed() {
     // The vBuckets are where nobody listens, so that the seeds are asked for another map.
     let (isolated, _isolated) = node(1, 900, 1).await;
     let (current, current_serves) = node(2, 3, 1).await;
@@ -116,7 +116,7 @@ async fn cut_off() -> (Arc<Bucket>, [AbortHandle; 2]) {
 }
 
 #[tokio::test]
-async fn a_node_that_is_cut_off_is_not_the_only_one_asked_though_it_is_the_first() {
+async fn node_that_is_first_but_cut_off_is_not_the_only_one_asked() {
     let (bucket, _nodes) = cut_off().await;
     for _ in 0..64 {
         bucket.fetch_map().await.unwrap();
@@ -128,7 +128,7 @@ async fn a_node_that_is_cut_off_is_not_the_only_one_asked_though_it_is_the_first
 }
 
 #[tokio::test]
-async fn a_vbucket_is_looked_for_beyond_the_only_node_that_is_asked() {
+async fn vbucket_is_looked_for_beyond_the_only_node_that_is_asked() {
     let (bucket, _nodes) = cut_off().await;
     let mut nodes = Nodes::new(bucket, None);
     let high = nodes.high_seqnos(&[Vbid(0)].into()).await.unwrap();
@@ -136,7 +136,7 @@ async fn a_vbucket_is_looked_for_beyond_the_only_node_that_is_asked() {
 }
 
 #[tokio::test]
-async fn connections_may_take_and_be_kept_for_ever() {
+async fn connection_timeouts_may_be_endless() {
     let (at, _serves) = node(1, 1, 1).await;
     let options = ConnectOptions::new(format!("couchbase://{at}"))
         .with_bucket("default")
@@ -153,7 +153,7 @@ async fn connections_may_take_and_be_kept_for_ever() {
 }
 
 #[tokio::test]
-async fn the_map_of_a_bucket_of_another_name_says_nothing_of_this_one() {
+async fn map_of_a_bucket_of_another_name_says_nothing_of_this_one() {
     let (known, _known) = node(1, 3, 1).await;
     let bucket = open(&known.to_string()).await;
     for uuid in ["cd", "ab"] {
@@ -168,7 +168,7 @@ async fn the_map_of_a_bucket_of_another_name_says_nothing_of_this_one() {
 }
 
 #[tokio::test]
-async fn a_node_with_another_bucket_of_the_name_is_not_used_however_old_its_map_is() {
+async fn node_with_another_bucket_of_the_same_name_is_never_used() {
     let (known, _known) = node_of("ab", 1, 900, 1).await;
     let bucket = open(&known.to_string()).await;
     // Of a cluster that was set up again at the old addresses, or of a node that lags.

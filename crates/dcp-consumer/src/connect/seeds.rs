@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_name_server_that_does_not_answer_holds_up_a_host_no_longer_than_half_a_second() {
+    async fn name_server_that_does_not_answer_delays_a_host_by_half_a_second() {
         for (is_host, waits) in [(true, HOST_TIMEOUT), (false, LIMIT)] {
             let begun = Instant::now();
             let listed = listed("s", pending(), ready(is_host), LIMIT).await;
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_host_is_used_by_its_address_if_its_records_lead_elsewhere_or_are_none() {
+    async fn host_is_used_by_its_address_if_its_srv_records_are_none_or_lead_away() {
         for is_host in [true, false] {
             let none = listed("s", ready(Err(SrvError::Empty)), ready(is_host), LIMIT).await;
             assert_eq!(none.unwrap(), None);

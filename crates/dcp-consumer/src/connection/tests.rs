@@ -47,7 +47,7 @@ async fn noop(server: &mut Peer<DuplexStream>) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn answers_are_returned_once_all_are_there_and_noops_are_answered_meanwhile() {
+async fn requests_are_answered_together_and_noops_meanwhile() {
     let (mut connection, mut server) = pair();
     let serve = async {
         let requests = [server.receive().await, server.receive().await];
@@ -84,7 +84,7 @@ async fn error_of(respond: impl AsyncFnOnce(Peer<DuplexStream>, Frame<'static>))
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_without_a_usable_answer_fails_with_what_happened() {
+async fn request_without_a_usable_answer_fails_with_what_happened() {
     for status in [Status::EINVAL, Status::AUTH_STALE] {
         let error = error_of(async |mut server, answer| {
             let refusal = Frame::response(answer.header.opcode, status);
@@ -116,7 +116,7 @@ async fn a_request_without_a_usable_answer_fails_with_what_happened() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_idle_connection_answers_noops_and_passes_maps_on_until_it_is_lost() {
+async fn connection_that_is_idle_answers_noops_and_passes_maps_on_until_lost() {
     let (mut connection, mut server) = pair();
     let mut maps = Vec::new();
     let begun = now();
@@ -150,7 +150,7 @@ async fn an_idle_connection_answers_noops_and_passes_maps_on_until_it_is_lost() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_that_is_given_up_leaves_a_connection_that_is_not_idle() {
+async fn connection_is_not_idle_after_a_cancelled_request() {
     let (mut connection, mut server) = pair();
     let ask = connection.ask(|machine| machine.request_cluster_map());
     assert!(tokio::time::timeout(Duration::from_secs(1), ask).await.is_err());

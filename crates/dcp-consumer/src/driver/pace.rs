@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_rarely_is_read_at_once() {
+    fn pace_reads_at_once_what_comes_rarely() {
         let mut now = Instant::now();
         let mut pace = Pace::new(LINGER, now);
         for _ in 0..1000 {
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_wakes_too_often_gathers_for_a_pause_at_a_time() {
+    fn pace_gathers_for_one_pause_at_a_time_where_wakes_are_frequent() {
         let start = Instant::now();
         let mut pace = Pace::new(LINGER, start);
         let gathers: Vec<_> =
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn large_pieces_never_gather() {
+    fn pace_never_gathers_large_reads() {
         let mut now = Instant::now();
         let mut pace = Pace::new(LINGER, now);
         for _ in 0..1000 {
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pause_in_which_nothing_comes_is_the_last() {
+    fn pace_stops_after_a_pause_in_which_nothing_comes() {
         let (mut pace, mut now) = under_load();
         now += PAUSE;
         assert!(pace.is_due(now));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn enough_for_a_read_does_not_wait_for_the_end_of_the_pause() {
+    fn pace_ends_a_pause_early_once_enough_has_arrived() {
         let (mut pace, now) = under_load();
         let early = now + PAUSE / 4;
         assert!(read(&mut pace, early, 256 * 1024));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gathers_without_room_and_goes_on_to_once_there_is_some() {
+    fn pace_gathers_nothing_without_room_and_resumes_once_there_is_some() {
         let (mut pace, mut now) = under_load();
         for _ in 0..10 {
             now += micros(20);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_gathers_for_a_reader_that_would_not_linger_as_long() {
+    fn pace_gathers_nothing_for_a_reader_that_lingers_less() {
         let now = Instant::now();
         for linger in [Duration::ZERO, PAUSE] {
             let mut pace = Pace::new(linger, now);

@@ -193,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ax_15_a_vbucket_without_the_collection_is_left_out_as_one_that_has_moved() {
+    fn ax_15_vbucket_without_the_collection_is_left_out_like_one_that_moved() {
         let collections = [CollectionId(9), CollectionId(10)];
         let request = collection_seqnos(collections.to_vec());
         let mut server = Harness::new(ConnectionConfig { collections: true, ..config() });
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rollback_is_looked_for_with_the_request_of_a_stream() {
+    fn rollback_probe_sends_the_request_of_a_stream() {
         let filter = StreamFilter::Collections(vec![CollectionId(9)]);
         let (of_one, vbids) = ([(Vbid(3), position())].into(), [Vbid(3), Vbid(4)]);
         let request = rollbacks(of_one, filter);
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn each_end_of_a_stream_says_whether_it_would_have_resumed() {
+    fn rollback_probe_tells_from_each_stream_end_whether_it_would_resume() {
         let rollback = |to| EndCause::RolledBack {
             rollback: dcp_proto::Rollback {
                 vbid: Vbid(3),

@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn what_ended_connections_have_delivered_counts_until_it_is_taken() {
+    fn stats_of_ended_connections_count_until_they_are_taken() {
         let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
         put(&queue, &shared, u64::from(BUFFER / 2));
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn room_for_changes_does_not_grow_with_the_buffer_forever() {
+    fn backlog_room_does_not_grow_with_the_buffer_forever() {
         let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
         put(&queue, &shared, ROOM);
@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn small_batches_count_by_their_number_on_open_connections_too() {
+    fn backlog_counts_small_batches_on_open_connections_by_their_number() {
         let (queue, shared) = (Queue::new(), Arc::<SharedState>::default());
         let mut backlog = Backlog::default();
         let most = u64::from(BUFFER / 2) / BATCH;

@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_without_a_filter_drops_nothing() {
+    fn stream_without_a_filter_drops_nothing() {
         let mut config = config(StreamFilter::All, Exclusions::default());
         assert!(!config.is_filtered());
         assert_eq!(config.drop_from_filter(&manifest(&[])), Dropped::Nothing);

@@ -341,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_has_one_connection_for_all_its_vbuckets() {
+    fn node_has_one_connection_for_all_its_vbuckets() {
         let (mut connections, now) = (Connections::default(), Instant::now());
         let Assignment::New(id) = connections.assign(&node(1), now) else {
             panic!("no connection")
@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_cannot_be_reached_is_tried_after_longer_and_longer_waits() {
+    fn node_that_cannot_be_reached_is_retried_ever_less_often() {
         let (mut connections, now, mut randomness) =
             (Connections::default(), Instant::now(), randomness());
         let mut waits = Vec::new();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_connection_is_replaced_at_once_only_if_it_had_served_for_a_while() {
+    fn connection_that_is_lost_is_replaced_at_once_only_if_it_had_served() {
         let (mut connections, now, mut randomness) =
             (Connections::default(), Instant::now(), randomness());
         let (first, ..) = open(&mut connections, 1);
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn each_connection_gets_its_persisted_seqnos_in_one_message() {
+    fn persisted_seqnos_reach_each_connection_in_one_message() {
         let mut connections = Connections::default();
         let (first, _, mut first_commands) = open(&mut connections, 1);
         let (second, _, mut second_commands) = open(&mut connections, 2);

@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vbucket_that_lags_without_progress_is_reported_once() {
+    fn vbucket_that_lags_without_progress_is_reported_once() {
         let start = Instant::now();
         let mut watch = watch(start);
         let mut compare = |seqno, high_seqno, at| {
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_vbucket_that_waits_for_the_application_or_for_nothing_does_not_lag() {
+    fn vbucket_that_waits_for_the_application_or_for_nothing_does_not_lag() {
         let (start, later) = (Instant::now(), Instant::now() + seconds(600));
         let held_up = VbucketProgress { is_held_up: true, ..progress(5, 9) };
         for (nothing, end) in
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn the_newest_high_seqno_counts_even_if_it_is_lower() {
+    fn high_seqno_that_is_newest_counts_even_if_it_is_lower() {
         let now = Instant::now();
         let mut watch = watch(now);
         assert_eq!(watch.high_seqno(VB), None);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn an_interruption_is_no_reason_if_no_end_is_known_to_exist() {
+    fn interruption_is_no_reason_if_no_end_is_known_to_exist() {
         let now = Instant::now();
         let mut watch = LagWatch::new(false, now);
         watch.interrupted(now);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn many_collections_are_requested_less_often() {
+    fn collection_seqnos_of_many_are_requested_less_often() {
         let now = Instant::now();
         let mut watch = watch(now);
         for (collections, rounds) in [(0, 1), (1, 1), (PER_ROUND, 1), (PER_ROUND + 1, 2)] {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_filtered_vbucket_is_compared_with_the_highest_seqno_of_its_collections() {
+    fn lag_of_a_filtered_vbucket_counts_only_its_collections() {
         let other = VbucketProgress { vbid: Vbid(4), ..progress(1, 0) };
         let streaming = [progress(5, 0), other];
         let answers = [answer(8, &[(3, 7)]), answer(9, &[(3, 6)])];

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_map_is_new_until_streams_were_compared_with_it() {
+    fn map_is_new_until_streams_were_compared_with_it() {
         let (mut watch, map, other) = (MapWatch::<u8>::new(Instant::now()), map(), map());
         assert!(watch.is_new(&map));
         watch.follow(Arc::clone(&map), BTreeSet::new());
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn the_map_is_polled_at_intervals_while_a_vbucket_waits() {
+    fn map_is_polled_at_intervals_while_a_vbucket_waits() {
         let now = Instant::now();
         let mut watch = watch(&[1], now);
         assert!(watch.is_due(now), "at once, in the beginning");
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn any_node_is_asked_without_a_connection_or_if_the_only_node_may_be_cut_off() {
+    fn map_fetch_asks_any_node_if_the_only_one_may_be_cut_off() {
         let now = Instant::now();
         let mut watch = watch(&[1, 2], now);
         let mut poll = |connections, has_waited| {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn one_fetch_is_in_progress_at_a_time_and_its_failure_is_kept_until_the_next() {
+    fn map_fetch_is_one_at_a_time_and_its_failure_is_kept_until_the_next() {
         let mut watch = watch(&[1], Instant::now());
         assert!(watch.begin_fetch() && !watch.begin_fetch());
         watch.fetched(Err(Error::new(ErrorKind::Connect, "no route to host")));
@@ -249,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn another_node_is_probed_only_while_the_stream_uses_one() {
+    fn map_probe_asks_another_node_only_while_the_stream_uses_one() {
         let now = Instant::now();
         let mut watch = watch(&[1, 2], now);
         let mut randomness = randomness();
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_to_a_node_that_has_left_or_is_used_now_is_not_kept() {
+    fn connection_to_a_removed_or_used_node_is_not_pooled() {
         let (now, mut randomness) = (Instant::now(), randomness());
         for (used, nodes) in [(1, [1, 3]), (2, [2, 3])] {
             let mut watch = watch(&[1, 2], now);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn a_node_that_fails_is_probed_rarely_and_a_cluster_of_one_never() {
+    fn node_that_fails_is_probed_rarely_and_a_cluster_of_one_never() {
         let (now, mut randomness) = (Instant::now(), randomness());
         let mut watch_of_two = watch(&[1, 2], now);
         watch_of_two.probed(None, now);

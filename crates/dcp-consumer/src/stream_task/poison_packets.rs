@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn the_third_connection_in_a_row_ends_the_stream_and_names_the_packet() {
+    fn packet_that_ends_three_connections_in_a_row_ends_the_stream() {
         let mut packets = PoisonPackets::default();
         for round in 0..2 {
             let opaque = Opaque(round);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn another_packet_or_progress_in_between_begins_anew() {
+    fn packet_that_differs_or_a_stream_that_advances_resets_the_count() {
         let mut packets = PoisonPackets::default();
         for at in 0..10 {
             assert!(lose(&mut packets, packet(9), at).is_none(), "it has moved");

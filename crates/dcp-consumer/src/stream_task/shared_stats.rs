@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figures_are_stale_after_a_tenth_of_the_interval_and_once() {
+    fn lag_figures_are_stale_after_a_tenth_of_the_interval_and_once() {
         let (mut freshness, now) = (Freshness::default(), Instant::now());
         let interval = Duration::from_secs(10);
         assert!(!freshness.is_stale(now), "nothing was requested yet");

@@ -28,7 +28,7 @@ fn seqno(stream: &ChangeStream<Vec<Item>>) -> Option<Seqno> {
 }
 
 #[tokio::test]
-async fn a_restart_repeats_every_change_that_was_not_acknowledged() {
+async fn restart_repeats_every_change_that_was_not_acknowledged() {
     let producer = producer(1, 1).await;
     write(&producer, 0..50);
     let client = connect(&producer).await;
@@ -62,7 +62,7 @@ async fn a_restart_repeats_every_change_that_was_not_acknowledged() {
 }
 
 #[tokio::test]
-async fn the_server_waits_for_acknowledgements_and_goes_on_with_them() {
+async fn server_waits_for_acknowledgements_and_goes_on_with_them() {
     const VALUE: usize = 1024;
     const DOCUMENTS: usize = 400;
     let producer = producer(1, 1).await;
@@ -97,7 +97,7 @@ async fn the_server_waits_for_acknowledgements_and_goes_on_with_them() {
 }
 
 #[tokio::test]
-async fn a_rollback_is_not_passed_before_it_is_acknowledged() {
+async fn rollback_is_not_passed_before_it_is_acknowledged() {
     let producer = producer(1, 1).await;
     let client = connect(&producer).await;
     let mut stream = client.stream(manual(Start::Earliest, 10), Rows::default).await.unwrap();

@@ -12,7 +12,7 @@ fn checkpoint(vbid: u16) -> Checkpoint {
 }
 
 #[test]
-fn a_checkpoint_file_is_replaced_as_a_whole() {
+fn checkpoint_file_is_replaced_as_a_whole() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     save_checkpoint(&checkpoint(3), &path).unwrap();
@@ -30,7 +30,7 @@ fn a_checkpoint_file_is_replaced_as_a_whole() {
 
 #[cfg(unix)]
 #[test]
-fn only_the_owner_may_read_it() {
+fn checkpoint_file_is_readable_by_its_owner_only() {
     use std::os::unix::fs::PermissionsExt;
 
     let folder = tempfile::tempdir().unwrap();
@@ -42,7 +42,7 @@ fn only_the_owner_may_read_it() {
 }
 
 #[test]
-fn a_file_that_cannot_be_used_is_an_error_and_never_an_empty_checkpoint() {
+fn checkpoint_file_that_cannot_be_read_is_an_error_and_never_empty() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     assert_eq!(load_checkpoint(&path).unwrap_err().kind(), ErrorKind::Checkpoint, "missing");
@@ -57,7 +57,7 @@ fn a_file_that_cannot_be_used_is_an_error_and_never_an_empty_checkpoint() {
 }
 
 #[test]
-fn the_old_checkpoint_outlives_a_failed_write() {
+fn checkpoint_outlives_a_failed_write() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     fs::create_dir(&path).unwrap();
@@ -70,7 +70,7 @@ fn the_old_checkpoint_outlives_a_failed_write() {
 
 #[cfg(unix)]
 #[test]
-fn what_is_no_regular_file_is_not_replaced() {
+fn checkpoint_file_does_not_replace_what_is_no_regular_file() {
     use std::os::unix::fs::{FileTypeExt, symlink};
 
     let folder = tempfile::tempdir().unwrap();
@@ -94,7 +94,7 @@ fn names(folder: &std::path::Path) -> Vec<String> {
 }
 
 #[test]
-fn what_a_crash_left_hinders_no_save_whatever_process_it_was() {
+fn checkpoint_save_is_not_hindered_by_what_a_crash_left() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     // In a container every process has the same id, so a number after it would not tell them apart.
@@ -107,7 +107,7 @@ fn what_a_crash_left_hinders_no_save_whatever_process_it_was() {
 }
 
 #[test]
-fn what_a_crash_left_is_removed_once_it_is_old_and_nothing_else_is() {
+fn checkpoint_save_removes_what_a_crash_left_once_it_is_old() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     let abandoned = "positions.json.0123456789abcdef.tmp";
@@ -134,7 +134,7 @@ fn what_a_crash_left_is_removed_once_it_is_old_and_nothing_else_is() {
 }
 
 #[test]
-fn every_store_gives_back_what_was_saved_last_and_nothing_before() {
+fn store_gives_back_what_was_saved_last_and_nothing_before() {
     let folder = tempfile::tempdir().unwrap();
     let file = FileStore::new(folder.path().join("positions.json"));
     let stores: [&dyn CheckpointStore; 2] = [&file, &MemoryStore::default()];
@@ -163,7 +163,7 @@ fn at(seqno: u64, epoch: u32) -> Checkpoint {
 }
 
 #[test]
-fn a_store_that_two_readers_share_never_goes_back() {
+fn store_that_two_readers_share_never_goes_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     let (file, memory) = (FileStore::new(&path), MemoryStore::default());
@@ -186,7 +186,7 @@ fn a_store_that_two_readers_share_never_goes_back() {
 }
 
 #[test]
-fn saves_of_many_writers_at_once_follow_each_other() {
+fn store_serialises_the_saves_of_many_writers() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("positions.json");
     let write = |path: std::path::PathBuf| {
@@ -208,7 +208,7 @@ fn saves_of_many_writers_at_once_follow_each_other() {
 }
 
 #[test]
-fn readers_of_other_vbuckets_or_another_bucket_do_not_erase_each_other() {
+fn store_keeps_readers_of_other_vbuckets_and_other_buckets_apart() {
     let folder = tempfile::tempdir().unwrap();
     let (file, memory) =
         (FileStore::new(folder.path().join("positions.json")), MemoryStore::default());

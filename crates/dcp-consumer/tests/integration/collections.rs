@@ -52,7 +52,7 @@ async fn nothing_is_left(stream: &mut ChangeStream<Vec<Item>>) {
 }
 
 #[tokio::test]
-async fn a_collection_made_while_no_node_had_the_vbucket_is_known() {
+async fn collection_created_while_no_node_had_the_vbucket_is_known() {
     let producer = producer(2, 1).await;
     let client = connect(&producer).await;
     producer.failover(0, false).unwrap();
@@ -71,7 +71,7 @@ async fn a_collection_made_while_no_node_had_the_vbucket_is_known() {
 }
 
 #[tokio::test]
-async fn a_collection_made_after_connecting_is_streamed_until_it_is_dropped() {
+async fn collection_created_after_connecting_is_streamed_until_it_is_dropped() {
     let producer = producer(2, 8).await;
     let client = connect(&producer).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
@@ -88,7 +88,7 @@ async fn a_collection_made_after_connecting_is_streamed_until_it_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_filter_goes_on_without_what_was_dropped_when_its_streams_are_opened_again() {
+async fn filter_goes_on_without_dropped_collections_when_streams_are_reopened() {
     let producer = producer(1, 8).await;
     let old = producer.create_collection("_default", "old", None).unwrap();
     let kept = producer.create_collection("_default", "kept", None).unwrap();
@@ -110,7 +110,7 @@ async fn a_filter_goes_on_without_what_was_dropped_when_its_streams_are_opened_a
 }
 
 #[tokio::test]
-async fn a_stream_ends_if_all_it_names_is_dropped_while_its_node_is_away() {
+async fn stream_ends_if_all_it_names_is_dropped_while_its_node_is_away() {
     let producer = producer(1, 8).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     write(&producer, carts, 0..10);
@@ -125,7 +125,7 @@ async fn a_stream_ends_if_all_it_names_is_dropped_while_its_node_is_away() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_is_refused_if_its_collection_was_made_anew_while_away() {
+async fn checkpoint_is_refused_if_its_collection_was_recreated_meanwhile() {
     let producer = producer(1, 8).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     write(&producer, carts, 0..10);
@@ -157,7 +157,7 @@ async fn refusal(client: &Client, options: StreamOptions) -> String {
 }
 
 #[tokio::test]
-async fn a_checkpoint_serves_its_filter_and_parts_of_it() {
+async fn checkpoint_serves_its_filter_and_parts_of_it() {
     let producer = producer(1, 8).await;
     producer.create_scope("shop").unwrap();
     let orders = producer.create_collection("shop", "orders", None).unwrap();
@@ -213,7 +213,7 @@ async fn a_checkpoint_serves_its_filter_and_parts_of_it() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_outlives_one_of_its_collections() {
+async fn checkpoint_outlives_one_of_its_collections() {
     let producer = producer(1, 8).await;
     let old = producer.create_collection("_default", "old", None).unwrap();
     let kept = producer.create_collection("_default", "kept", None).unwrap();
@@ -252,7 +252,7 @@ async fn a_checkpoint_outlives_one_of_its_collections() {
 }
 
 #[tokio::test]
-async fn system_documents_that_were_hidden_are_not_asked_for_later() {
+async fn system_documents_that_were_hidden_are_not_requested_later() {
     let producer = producer(1, 4).await;
     let query = with_system_scope(&producer);
     write(&producer, query, 0..10);
@@ -316,7 +316,7 @@ async fn positions_pass_over_rows_that_are_left_out() {
 }
 
 #[tokio::test]
-async fn a_filter_to_store_is_looked_up_in_the_newest_manifest() {
+async fn filter_to_store_is_looked_up_in_the_newest_manifest() {
     let producer = producer(2, 8).await;
     let client = connect(&producer).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
@@ -333,7 +333,7 @@ async fn a_filter_to_store_is_looked_up_in_the_newest_manifest() {
 }
 
 #[tokio::test]
-async fn an_unfiltered_resume_tells_the_old_collection_from_the_new_one_of_its_name() {
+async fn checkpoint_without_a_filter_tells_a_recreated_collection_apart() {
     let producer = producer(1, 8).await;
     let old = producer.create_collection("_default", "carts", None).unwrap();
     write(&producer, old, 0..10);
@@ -351,7 +351,7 @@ async fn an_unfiltered_resume_tells_the_old_collection_from_the_new_one_of_its_n
 }
 
 #[tokio::test]
-async fn a_node_that_is_behind_is_asked_again() {
+async fn node_whose_manifest_is_behind_is_asked_again() {
     let producer = producer(1, 4).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     write(&producer, carts, 0..10);
@@ -371,7 +371,7 @@ async fn a_node_that_is_behind_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_scope_brings_what_is_made_in_it_later() {
+async fn scope_filter_includes_what_is_created_in_it_later() {
     let producer = producer(1, 4).await;
     producer.create_scope("shop").unwrap();
     let client = connect(&producer).await;
@@ -393,7 +393,7 @@ async fn a_scope_brings_what_is_made_in_it_later() {
 }
 
 #[tokio::test]
-async fn a_finite_stream_of_a_scope_goes_on_past_a_collection_that_was_dropped_last() {
+async fn scope_stream_that_is_finite_outlives_the_drop_of_a_collection() {
     let producer = producer(1, 1).await;
     producer.create_scope("shop").unwrap();
     let carts = producer.create_collection("shop", "carts", None).unwrap();
@@ -417,7 +417,7 @@ fn with_system_scope(producer: &Producer) -> CollectionId {
 }
 
 #[tokio::test]
-async fn the_system_scope_is_hidden_unless_asked_for() {
+async fn system_scope_is_hidden_unless_requested() {
     let producer = producer(1, 4).await;
     let query = with_system_scope(&producer);
     write(&producer, query, 0..10);
@@ -439,7 +439,7 @@ async fn the_system_scope_is_hidden_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn what_is_hidden_stays_hidden_on_a_connection_that_is_made_again() {
+async fn system_scope_stays_hidden_on_a_connection_that_is_made_again() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let mut stream = stream(&client, options(Start::Earliest, End::Never)).await;
@@ -457,7 +457,7 @@ async fn what_is_hidden_stays_hidden_on_a_connection_that_is_made_again() {
 }
 
 #[tokio::test]
-async fn what_is_hidden_stays_hidden_where_a_vbucket_moves_to() {
+async fn system_scope_stays_hidden_where_a_vbucket_moves_to() {
     let mut two = cluster_options();
     (two.nodes, two.vbuckets, two.replicas) = (2, 2, 1);
     let producer = Producer::start(two).await.unwrap();
@@ -487,7 +487,7 @@ async fn what_is_hidden_stays_hidden_where_a_vbucket_moves_to() {
 }
 
 #[tokio::test]
-async fn a_system_scope_that_is_made_while_a_stream_runs_is_hidden_too() {
+async fn system_scope_created_while_a_stream_runs_is_hidden_too() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let mut stream = stream(&client, options(Start::Earliest, End::Never)).await;

@@ -39,7 +39,7 @@ fn assert_error(error: &Error, kind: ErrorKind, says: &str) {
 }
 
 #[tokio::test]
-async fn a_connection_is_set_up_and_what_follows_is_kept() {
+async fn connection_is_set_up_and_bytes_that_follow_are_kept() {
     let service = DataService { trailer: b"\x80then", ..DataService::default() };
     let connected = connect(plain(service.start().await)).await.unwrap();
     assert_eq!(&connected.leftover[..], b"\x80then");
@@ -49,13 +49,13 @@ async fn a_connection_is_set_up_and_what_follows_is_kept() {
 }
 
 #[tokio::test]
-async fn answers_in_single_bytes_are_put_together() {
+async fn connect_reads_answers_that_come_byte_by_byte() {
     let service = DataService { dribbles: true, ..DataService::default() };
     assert!(connect(plain(service.start().await)).await.is_ok());
 }
 
 #[tokio::test]
-async fn an_http_port_is_recognised() {
+async fn http_port_is_recognised() {
     let address = serve(|mut stream| async move {
         let mut request = [0; 24];
         let _ = stream.read_exact(&mut request).await;
@@ -67,7 +67,7 @@ async fn an_http_port_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_silent_port_is_given_up_in_time() {
+async fn port_that_is_silent_times_out() {
     let address = serve(|stream| async move {
         let _open = stream;
         std::future::pending::<()>().await;
@@ -79,7 +79,7 @@ async fn a_silent_port_is_given_up_in_time() {
 }
 
 #[tokio::test]
-async fn a_flood_of_packets_does_not_extend_the_timeout() {
+async fn connect_timeout_is_not_extended_by_a_flood_of_packets() {
     let address = serve(|mut stream| async move {
         let push = [&[0x82_u8, 0x01], &[0; 22][..]].concat().repeat(100);
         while stream.write_all(&push).await.is_ok() {}
@@ -89,14 +89,14 @@ async fn a_flood_of_packets_does_not_extend_the_timeout() {
 }
 
 #[tokio::test]
-async fn a_port_that_closes_at_once_is_no_data_service() {
+async fn port_that_closes_at_once_is_no_data_service() {
     let address = serve(|stream| async move { drop(stream) });
     let error = failure(plain(address.await)).await;
     assert_error(&error, ErrorKind::NotCouchbase, "without an answer");
 }
 
 #[tokio::test]
-async fn a_connection_lost_on_the_way_can_be_made_again() {
+async fn connection_lost_during_set_up_is_retryable() {
     let service = DataService { closes_at: Some(Opcode::SASL_STEP), ..DataService::default() };
     let error = failure(plain(service.start().await)).await;
     assert_error(&error, ErrorKind::ConnectionLost, "during set-up");
@@ -104,7 +104,7 @@ async fn a_connection_lost_on_the_way_can_be_made_again() {
 }
 
 #[tokio::test]
-async fn an_announced_gigabyte_is_refused_unread() {
+async fn packet_of_an_announced_gigabyte_is_refused_unread() {
     let address = serve(|mut stream| async move {
         let mut header = [0; 24];
         (header[0], header[1]) = (0x81, 0x1f);
@@ -116,7 +116,7 @@ async fn an_announced_gigabyte_is_refused_unread() {
 }
 
 #[tokio::test]
-async fn a_refused_connection_says_where() {
+async fn connection_that_is_refused_names_its_address() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
@@ -126,7 +126,7 @@ async fn a_refused_connection_says_where() {
 }
 
 #[tokio::test]
-async fn a_name_that_does_not_exist_is_told() {
+async fn host_name_that_does_not_exist_is_reported() {
     // Too long for a label, so that no name server is asked.
     let host = format!("{}.invalid", "a".repeat(64));
     let error = failure(options(format!("couchbase://{host}"))).await;
@@ -134,7 +134,7 @@ async fn a_name_that_does_not_exist_is_told() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_told() {
+async fn password_that_is_wrong_is_reported() {
     let address = DataService::default().start().await;
     let options = plain(address).with_credentials(Credentials::new("user", "guess"));
     let error = failure(options).await;
@@ -144,7 +144,7 @@ async fn a_wrong_password_is_told() {
 }
 
 #[tokio::test]
-async fn a_password_is_not_given_to_whoever_asks_for_it_in_the_clear() {
+async fn password_is_never_sent_in_the_clear_to_a_server_that_asks_for_it() {
     let login = Login { mechanisms: b"PLAIN", ..Login::default() };
     let service = DataService { login, ..DataService::default() };
     let error = failure(plain(service.start().await)).await;
@@ -152,7 +152,7 @@ async fn a_password_is_not_given_to_whoever_asks_for_it_in_the_clear() {
 }
 
 #[tokio::test]
-async fn refused_steps_are_told_apart() {
+async fn connect_steps_that_are_refused_have_their_own_errors() {
     for (opcode, status, kind, says) in [
         (Opcode::SELECT_BUCKET, Status::KEY_ENOENT, ErrorKind::BucketNotFound, "'default'"),
         (Opcode::SELECT_BUCKET, Status::EACCESS, ErrorKind::AccessDenied, "'default'"),
@@ -169,7 +169,7 @@ async fn refused_steps_are_told_apart() {
 }
 
 #[tokio::test]
-async fn a_starting_server_is_worth_another_try() {
+async fn server_that_is_starting_is_retryable() {
     for (opcode, status, kind) in [
         (Opcode::GET_CLUSTER_CONFIG, Status::KEY_ENOENT, ErrorKind::Connect),
         (Opcode::SELECT_BUCKET, Status::ETMPFAIL, ErrorKind::Status),
@@ -182,7 +182,7 @@ async fn a_starting_server_is_worth_another_try() {
 }
 
 #[tokio::test]
-async fn another_node_stands_in_for_one_that_is_down() {
+async fn node_that_is_down_is_replaced_by_another() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let down = listener.local_addr().unwrap();
     drop(listener);
@@ -221,7 +221,7 @@ fn seeds(addresses: &[SocketAddr]) -> String {
 }
 
 #[tokio::test]
-async fn the_one_good_seed_is_used_whatever_the_others_are() {
+async fn seed_that_works_is_used_whatever_the_others_are() {
     let mut addresses = useless_seeds().await;
     let good = DataService::default().start().await;
     addresses.push(good);
@@ -233,7 +233,7 @@ async fn the_one_good_seed_is_used_whatever_the_others_are() {
 }
 
 #[tokio::test]
-async fn seeds_that_cannot_be_used_are_named_each_with_its_cause() {
+async fn seeds_that_fail_are_named_each_with_its_cause() {
     let addresses = useless_seeds().await;
     let options = options(seeds(&addresses)).with_connect_timeout(Duration::from_millis(500));
     let error = Connector::new(options).unwrap().connect_any().await.unwrap_err();
@@ -248,7 +248,7 @@ async fn seeds_that_cannot_be_used_are_named_each_with_its_cause() {
 }
 
 #[tokio::test]
-async fn a_node_without_an_address_on_the_network_is_named() {
+async fn node_without_an_address_on_the_network_is_named() {
     const MAP: &[u8] = br#"{"rev":3,"revEpoch":1,"name":"default","uuid":"ab",
         "nodeLocator":"vbucket","nodesExt":[
         {"hostname":"inside-1","services":{"kv":11210,"kvSSL":11207},
@@ -270,7 +270,7 @@ async fn a_node_without_an_address_on_the_network_is_named() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_not_tried_on_every_node() {
+async fn password_that_is_wrong_is_not_tried_on_every_node() {
     let first = DataService::default().start().await;
     let second = serve(|_| async { panic!("the second node was asked as well") }).await;
     let options = options(format!("couchbase://{first},{second}"))
@@ -280,7 +280,7 @@ async fn a_wrong_password_is_not_tried_on_every_node() {
 }
 
 #[test]
-fn wrong_options_are_refused_before_anything_is_sent() {
+fn connect_options_that_are_wrong_are_refused_before_anything_is_sent() {
     let certificate = || {
         let pem = || Pem::Text(b"none".to_vec().into());
         Some(ClientCertificate { chain: pem(), key: pem(), key_password: None })
@@ -313,7 +313,7 @@ fn wrong_options_are_refused_before_anything_is_sent() {
 }
 
 #[test]
-fn the_connection_string_may_choose_bucket_and_network() {
+fn connection_string_may_choose_bucket_and_network() {
     let options = ConnectOptions::new("couchbase://h/travel?network=external")
         .with_credentials(Credentials::new("user", PASSWORD));
     let connector = Connector::new(options).unwrap();
@@ -322,7 +322,7 @@ fn the_connection_string_may_choose_bucket_and_network() {
 }
 
 #[test]
-fn options_do_not_show_the_password() {
+fn connect_options_do_not_show_the_password() {
     for connection_string in ["h", &format!("h?x={PASSWORD}"), &format!("user:{PASSWORD}@h")] {
         let options = options(format!("couchbase://{connection_string}"));
         let shown = format!("{options:?} {:?}", Connector::new(options.clone()));

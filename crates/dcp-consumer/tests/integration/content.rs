@@ -49,7 +49,7 @@ fn by_key<'a>(rows: &'a [Row], key: &str) -> &'a Row {
 }
 
 #[tokio::test]
-async fn without_values_everything_but_the_value_is_there() {
+async fn stream_without_values_delivers_everything_but_the_value() {
     for on_disk in [false, true] {
         let producer = producer(1, 1).await;
         write(&producer);
@@ -77,7 +77,7 @@ async fn without_values_everything_but_the_value_is_there() {
 }
 
 #[tokio::test]
-async fn attributes_come_only_when_asked_for() {
+async fn xattrs_come_only_on_demand() {
     let producer = producer(1, 1).await;
     write(&producer);
     let without = read(&producer, Content::default()).await;
@@ -96,7 +96,7 @@ async fn attributes_come_only_when_asked_for() {
 }
 
 #[tokio::test]
-async fn an_expiration_keeps_its_attributes() {
+async fn expiration_keeps_its_xattrs() {
     let producer = producer(1, 1).await;
     write_attributed(&producer, b"session");
     producer.expire(b"session", WriteOptions::default()).unwrap();
@@ -109,7 +109,7 @@ async fn an_expiration_keeps_its_attributes() {
 }
 
 #[tokio::test]
-async fn documents_come_compressed_when_asked_for() {
+async fn documents_come_compressed_on_demand() {
     let producer = producer(1, 1).await;
     let long = format!("{{\"n\":\"{}\"}}", "1".repeat(1000));
     for (key, value) in [("long", &long[..]), ("short", "{}")] {

@@ -116,7 +116,7 @@ pub(crate) fn names(keys: impl Iterator<Item = u32>) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn a_read_until_now_delivers_everything_once_and_a_checkpoint_goes_on_after_it() {
+async fn stream_until_now_delivers_everything_once_and_its_checkpoint_resumes() {
     for in_memory in [true, false] {
         let producer = producer(3, 64).await;
         write(&producer, 0..5000);
@@ -170,7 +170,7 @@ fn every_future_can_be_sent_between_threads(
 }
 
 #[tokio::test]
-async fn a_bucket_without_changes_is_read_at_once() {
+async fn bucket_without_changes_is_read_at_once() {
     let producer = producer(2, 64).await;
     let client = connect(&producer).await;
     let mut stream =
@@ -180,7 +180,7 @@ async fn a_bucket_without_changes_is_read_at_once() {
 }
 
 #[tokio::test]
-async fn every_checkpoint_on_the_way_is_one_to_go_on_from() {
+async fn checkpoint_is_a_restart_point_after_every_batch() {
     let producer = producer(2, 16).await;
     write(&producer, 0..400);
     let client = connect(&producer).await;
@@ -205,7 +205,7 @@ async fn every_checkpoint_on_the_way_is_one_to_go_on_from() {
 }
 
 #[tokio::test]
-async fn a_slow_application_loses_nothing_and_is_not_buried() {
+async fn backpressure_of_a_slow_application_loses_nothing_and_bounds_memory() {
     const WINDOW: u32 = StreamOptions::MIN_BUFFER_SIZE;
     let producer = producer(1, 8).await;
     let value = Bytes::from(vec![b'x'; 3000]);
@@ -232,7 +232,7 @@ async fn a_slow_application_loses_nothing_and_is_not_buried() {
 }
 
 #[tokio::test]
-async fn an_application_that_takes_nothing_is_not_buried_by_connections_that_come_and_go() {
+async fn backpressure_bounds_memory_though_connections_come_and_go() {
     const WINDOW: u32 = StreamOptions::MIN_BUFFER_SIZE;
     let producer = producer(1, 1).await;
     let value = Bytes::from(vec![b'x'; 3000]);
@@ -262,7 +262,7 @@ async fn an_application_that_takes_nothing_is_not_buried_by_connections_that_com
 
 /// As when the server drops the cursor of a client that is too slow.
 #[tokio::test]
-async fn a_second_snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_out() {
+async fn snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_out() {
     let producer = producer(1, 1).await;
     let pass = |pass: u32| {
         for key in 0..1000 {
@@ -298,7 +298,7 @@ async fn a_second_snapshot_from_disk_in_the_middle_of_a_stream_leaves_nothing_ou
 }
 
 #[tokio::test]
-async fn a_document_larger_than_the_window_passes() {
+async fn document_larger_than_the_window_passes() {
     let producer = producer(1, 1).await;
     let value = Bytes::from(vec![b'x'; 5_000_000]);
     for key in ["a", "b", "c"] {
@@ -314,7 +314,7 @@ async fn a_document_larger_than_the_window_passes() {
 }
 
 #[tokio::test]
-async fn next_can_be_given_up_at_any_moment() {
+async fn stream_next_can_be_cancelled_at_any_moment() {
     let producer = producer(2, 16).await;
     let client = connect(&producer).await;
     let mut options = options(Start::Earliest, End::Never);
@@ -342,7 +342,7 @@ async fn next_can_be_given_up_at_any_moment() {
 }
 
 #[tokio::test]
-async fn the_latest_start_skips_what_was_written_before() {
+async fn stream_from_the_latest_skips_what_was_written_before() {
     let producer = producer(2, 16).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -359,7 +359,7 @@ async fn the_latest_start_skips_what_was_written_before() {
 }
 
 #[tokio::test]
-async fn some_vbuckets_up_to_given_seqnos() {
+async fn stream_of_some_vbuckets_ends_at_the_given_seqnos() {
     let producer = producer(2, 8).await;
     write(&producer, 0..200);
     producer.persist();
@@ -375,7 +375,7 @@ async fn some_vbuckets_up_to_given_seqnos() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_is_not_of_this_bucket_is_refused() {
+async fn checkpoint_that_is_not_of_this_bucket_is_refused() {
     let (one, other) = (producer(1, 4).await, producer(1, 4).await);
     write(&one, 0..20);
     let client = connect(&one).await;
@@ -422,7 +422,7 @@ async fn vbuckets_that_move_are_followed_without_a_gap() {
 }
 
 #[tokio::test]
-async fn a_server_that_is_gone_is_told_in_the_end() {
+async fn server_that_is_gone_is_reported_in_the_end() {
     let producer = producer(1, 4).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
@@ -438,7 +438,7 @@ async fn a_server_that_is_gone_is_told_in_the_end() {
 }
 
 #[tokio::test]
-async fn a_closed_client_ends_its_streams() {
+async fn client_that_is_closed_ends_its_streams() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let mut stream =
@@ -451,7 +451,7 @@ async fn a_closed_client_ends_its_streams() {
 }
 
 #[tokio::test]
-async fn a_stream_that_is_dropped_or_closed_leaves_no_task() {
+async fn stream_that_is_dropped_or_closed_leaves_no_task() {
     let producer = producer(2, 16).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;

@@ -14,7 +14,7 @@ use crate::embedded::{ANSWER_TIMEOUT, connect, options, producer, take, write};
 use crate::rows::Rows;
 
 #[tokio::test]
-async fn events_tell_of_opened_rolled_back_and_moved_vbuckets() {
+async fn events_report_opened_rolled_back_and_moved_vbuckets() {
     let producer = producer(2, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -72,7 +72,7 @@ fn node_of(producer: &Producer, client: &Client, vbid: Vbid) -> usize {
 }
 
 #[tokio::test]
-async fn a_stream_the_server_forgot_to_end_is_moved_with_the_map() {
+async fn stream_that_the_server_forgot_to_end_is_moved_with_the_map() {
     let producer = producer(2, 4).await;
     let rules = r#"[{"condition": {}, "reaction": "no_stream_end"}]"#;
     producer.set_faults(parse_rules(rules).unwrap()).unwrap();
@@ -96,7 +96,7 @@ async fn a_stream_the_server_forgot_to_end_is_moved_with_the_map() {
 }
 
 #[tokio::test]
-async fn the_lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
+async fn lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
     let producer = producer(1, 2).await;
     write(&producer, 0..40);
     let high = producer.high_seqnos();
@@ -119,7 +119,7 @@ async fn the_lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
 }
 
 #[tokio::test]
-async fn the_lag_is_known_soon_after_streams_are_opened() {
+async fn lag_is_known_soon_after_streams_are_opened() {
     let producer = producer(2, 64).await;
     let value = Bytes::from(vec![b'v'; 20_000]);
     for key in 0..400 {

@@ -41,7 +41,7 @@ async fn take_keys(stream: &mut ChangeStream<Vec<Item>>, wanted: u32, prefix_fro
 }
 
 #[tokio::test]
-async fn a_client_whose_first_map_names_no_node_learns_the_next_one() {
+async fn client_whose_first_map_names_no_node_learns_the_next_one() {
     let producer = cluster(2, 1, 0).await;
     let [node] = producer.copies_of(Vbid(0)).unwrap()[..] else { panic!("one copy") };
     producer.failover(node, false).unwrap();
@@ -79,7 +79,7 @@ async fn nodes_are_lost_and_regained_without_a_change_lost() {
 }
 
 #[tokio::test]
-async fn a_cluster_that_was_gone_altogether_is_found_again() {
+async fn cluster_that_was_gone_altogether_is_found_again() {
     let producer = cluster(2, 4, 0).await;
     let mut stream = endless(&producer, |_| {}).await;
     write(&producer, 0..100);
@@ -113,7 +113,7 @@ async fn a_cluster_that_was_gone_altogether_is_found_again() {
 }
 
 #[tokio::test]
-async fn a_connection_that_falls_silent_is_made_again() {
+async fn connection_that_falls_silent_is_made_again() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..20);
     // The connection takes nothing and says nothing from the eleventh change on; the next one works.
@@ -127,7 +127,7 @@ async fn a_connection_that_falls_silent_is_made_again() {
 }
 
 #[tokio::test]
-async fn a_wrong_node_is_left_with_and_without_a_map_in_its_answer() {
+async fn node_that_is_wrong_is_left_with_and_without_a_map_in_its_answer() {
     for map in [true, false] {
         let producer = cluster(2, 4, 0).await;
         write(&producer, 0..40);
@@ -144,7 +144,7 @@ async fn a_wrong_node_is_left_with_and_without_a_map_in_its_answer() {
 }
 
 #[tokio::test]
-async fn a_map_that_is_not_pushed_is_asked_for() {
+async fn map_that_is_not_pushed_is_requested() {
     let producer = cluster(2, 4, 0).await;
     let mut stream = endless(&producer, |_| {}).await;
     write(&producer, 0..40);
@@ -161,7 +161,7 @@ async fn a_map_that_is_not_pushed_is_asked_for() {
 }
 
 #[tokio::test]
-async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_read() {
+async fn connection_to_a_removed_node_is_closed_however_few_nodes_are_read() {
     let producer = cluster(3, 12, 1).await;
     let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap()[0] == 2;
     let vbid = (0..12).map(Vbid).find(is_on).unwrap();
@@ -186,7 +186,7 @@ async fn the_connection_to_a_node_that_has_left_is_closed_however_few_nodes_are_
 }
 
 #[tokio::test]
-async fn a_stream_of_one_node_that_is_cut_off_from_its_cluster_finds_the_next_one() {
+async fn stream_of_one_node_that_is_cut_off_from_its_cluster_finds_the_next_one() {
     let producer = cluster(2, 2, 0).await;
     let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
     let vbid = (0..2).map(Vbid).find(is_on).unwrap();
@@ -209,7 +209,7 @@ async fn a_stream_of_one_node_that_is_cut_off_from_its_cluster_finds_the_next_on
 }
 
 #[tokio::test]
-async fn a_refused_stream_is_asked_for_again() {
+async fn stream_that_is_refused_is_requested_again() {
     for status in ["ETMPFAIL", "EBUSY", "NOT_INITIALIZED", "KEY_EEXISTS"] {
         let producer = cluster(1, 2, 0).await;
         write(&producer, 0..20);
@@ -225,7 +225,7 @@ async fn a_refused_stream_is_asked_for_again() {
 }
 
 #[tokio::test]
-async fn a_node_that_is_cut_off_and_streams_on_is_left_for_the_next_one() {
+async fn node_that_is_cut_off_but_streams_is_left_for_the_next_one() {
     let producer = cluster(3, 3, 0).await;
     let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
     let vbid = (0..3).map(Vbid).find(is_on).unwrap();
@@ -247,7 +247,7 @@ async fn a_node_that_is_cut_off_and_streams_on_is_left_for_the_next_one() {
 }
 
 #[tokio::test]
-async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
+async fn connection_that_lost_its_login_or_its_bucket_is_replaced() {
     for status in ["AUTH_STALE", "NO_BUCKET"] {
         let producer = cluster(1, 2, 0).await;
         write(&producer, 0..20);
@@ -269,7 +269,7 @@ async fn a_connection_that_lost_its_login_or_its_bucket_is_replaced() {
 }
 
 #[tokio::test]
-async fn connections_that_serve_no_stream_for_long_are_made_ever_more_seldom() {
+async fn connections_that_serve_no_stream_are_made_ever_more_seldom() {
     let outages = async |reaction: &str| {
         let producer = cluster(1, 512, 0).await;
         write(&producer, 0..2048);
@@ -291,7 +291,7 @@ async fn connections_that_serve_no_stream_for_long_are_made_ever_more_seldom() {
 }
 
 #[tokio::test]
-async fn a_vbucket_that_moves_while_its_node_is_connected_to_is_requested_from_the_next_one() {
+async fn vbucket_that_moves_during_a_connect_is_requested_from_its_new_node() {
     let producer = cluster(2, 2, 0).await;
     let is_on = |vbid: &Vbid| producer.copies_of(*vbid).unwrap() == [0];
     let vbid = (0..2).map(Vbid).find(is_on).unwrap();
@@ -322,7 +322,7 @@ async fn a_vbucket_that_moves_while_its_node_is_connected_to_is_requested_from_t
 }
 
 #[tokio::test]
-async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() {
+async fn marker_whose_items_never_came_is_not_part_of_the_position() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..10);
     let mut stream = endless(&producer, |_| {}).await;
@@ -347,7 +347,7 @@ async fn a_marker_whose_items_never_came_is_no_part_of_where_a_stream_goes_on() 
 }
 
 #[tokio::test]
-async fn a_seqno_told_as_advanced_may_come_as_a_change() {
+async fn seqno_that_was_advanced_to_may_come_as_a_change() {
     let producer = cluster(1, 1, 0).await;
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 5},
                      "reaction": "seqno_advanced_before_item"}]"#;
@@ -359,7 +359,7 @@ async fn a_seqno_told_as_advanced_may_come_as_a_change() {
 }
 
 #[tokio::test]
-async fn a_clamped_stream_takes_nothing_a_server_sends_past_its_end() {
+async fn stream_that_is_clamped_takes_nothing_past_its_end() {
     let producer = cluster(1, 1, 0).await;
     write(&producer, 0..10);
     producer.persist();
@@ -378,7 +378,7 @@ async fn a_clamped_stream_takes_nothing_a_server_sends_past_its_end() {
 }
 
 #[tokio::test]
-async fn a_node_that_does_not_tell_its_seqnos_is_asked_again() {
+async fn node_that_does_not_answer_for_its_seqnos_is_asked_again() {
     let producer = cluster(2, 8, 0).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -390,7 +390,7 @@ async fn a_node_that_does_not_tell_its_seqnos_is_asked_again() {
 }
 
 #[tokio::test]
-async fn a_start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
+async fn start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
     let producer = cluster(2, 4, 0).await;
     write(&producer, 0..40);
     producer.persist();
@@ -413,7 +413,7 @@ async fn a_start_at_the_latest_waits_for_vbuckets_whose_node_is_down() {
 }
 
 #[tokio::test]
-async fn a_vbucket_that_moves_while_it_is_rolled_back_is_rolled_back_once() {
+async fn vbucket_that_moves_while_it_is_rolled_back_is_rolled_back_once() {
     for moves_first in [true, false] {
         let producer = cluster(2, 1, 1).await;
         let mut stream = endless(&producer, |_| {}).await;

@@ -73,7 +73,7 @@ async fn carry(
 }
 
 #[tokio::test]
-async fn a_server_that_reads_no_answers_to_its_noops_has_to_wait() {
+async fn server_that_reads_no_answers_to_its_noops_has_to_wait() {
     let noops = encoded(&Frame::request(Opcode::DCP_NOOP)).repeat(4096);
     let producer = producer(1, 1).await;
     let taken = Arc::<AtomicUsize>::default();

@@ -49,7 +49,7 @@ fn everything() -> StreamOptions {
 }
 
 #[tokio::test]
-async fn streams_that_follow_each_other_share_them() {
+async fn connection_pool_is_shared_by_consecutive_streams() {
     for (keep, opened) in [(KEEP, 2), (Duration::ZERO, 10)] {
         let producer = producer(2, 16).await;
         write(&producer, 0..500);
@@ -63,7 +63,7 @@ async fn streams_that_follow_each_other_share_them() {
 }
 
 #[tokio::test]
-async fn questions_of_what_is_on_disk_share_them_too() {
+async fn connection_pool_is_shared_by_queries_for_persisted_seqnos() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     producer.persist();
@@ -78,7 +78,7 @@ async fn questions_of_what_is_on_disk_share_them_too() {
 }
 
 #[tokio::test]
-async fn another_content_needs_another_connection() {
+async fn connection_pool_keeps_other_stream_contents_apart() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer, KEEP).await;
@@ -95,7 +95,7 @@ async fn another_content_needs_another_connection() {
 }
 
 #[tokio::test]
-async fn the_window_is_whole_again_however_little_of_it_was_acknowledged() {
+async fn connection_pool_returns_a_whole_window_however_little_was_acknowledged() {
     let producer = producer(1, 1).await;
     write(&producer, 0..1000);
     let client = connect(&producer, KEEP).await;
@@ -110,7 +110,7 @@ async fn the_window_is_whole_again_however_little_of_it_was_acknowledged() {
 }
 
 #[tokio::test]
-async fn those_whose_node_was_restarted_are_replaced() {
+async fn connection_pool_replaces_connections_to_a_restarted_node() {
     let producer = producer(2, 16).await;
     write(&producer, 0..500);
     producer.persist();
@@ -121,7 +121,7 @@ async fn those_whose_node_was_restarted_are_replaced() {
 }
 
 #[tokio::test]
-async fn a_map_that_is_pushed_to_them_is_known_without_a_request() {
+async fn connection_pool_passes_on_a_pushed_map_without_a_request() {
     let mut options = cluster_options();
     (options.nodes, options.vbuckets, options.replicas) = (2, 4, 1);
     let producer = Producer::start(options).await.unwrap();
@@ -141,7 +141,7 @@ async fn a_map_that_is_pushed_to_them_is_known_without_a_request() {
 }
 
 #[tokio::test]
-async fn those_that_do_not_answer_are_replaced() {
+async fn connection_pool_replaces_connections_that_do_not_answer() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer, KEEP).await;
@@ -154,7 +154,7 @@ async fn those_that_do_not_answer_are_replaced() {
 }
 
 #[tokio::test]
-async fn they_are_closed_when_nobody_wants_them() {
+async fn connection_pool_closes_connections_when_nobody_wants_them() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer, Duration::from_millis(10)).await;
@@ -167,7 +167,7 @@ async fn they_are_closed_when_nobody_wants_them() {
 }
 
 #[tokio::test]
-async fn one_whose_stream_was_left_is_not_kept() {
+async fn connection_pool_drops_a_connection_whose_stream_was_abandoned() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer, KEEP).await;
@@ -182,7 +182,7 @@ async fn one_whose_stream_was_left_is_not_kept() {
 }
 
 #[tokio::test]
-async fn a_collection_that_was_made_again_meanwhile_is_known() {
+async fn connection_pool_knows_a_collection_that_was_recreated_meanwhile() {
     let producer = producer(1, 4).await;
     let client = connect(&producer, KEEP).await;
     for round in 0..3_u32 {
@@ -202,7 +202,7 @@ async fn a_collection_that_was_made_again_meanwhile_is_known() {
 }
 
 #[tokio::test]
-async fn a_client_that_is_closed_keeps_none() {
+async fn connection_pool_is_empty_once_the_client_is_closed() {
     let producer = producer(1, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer, KEEP).await;

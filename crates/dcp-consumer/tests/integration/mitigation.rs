@@ -137,7 +137,7 @@ async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
 }
 
 #[tokio::test]
-async fn rule_11_changes_wait_for_a_node_that_is_down_until_the_map_says_it_is_gone() {
+async fn rule_11_changes_wait_for_a_node_that_is_down_until_the_map_drops_it() {
     let producer = cluster(3, 1, 1).await;
     write(&producer, 0..5);
     let client = connect(&producer).await;
@@ -242,7 +242,7 @@ async fn rule_10_a_clamped_stream_delivers_exactly_up_to_its_end() {
 }
 
 #[tokio::test]
-async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted() {
+async fn rule_11_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted() {
     let producer = cluster(2, 1, 1).await;
     write(&producer, 0..10);
     producer.persist();
@@ -276,7 +276,7 @@ async fn rule_11_a_clamped_stream_ends_when_the_snapshot_at_its_end_is_persisted
 }
 
 #[tokio::test]
-async fn rule_11_changes_do_not_wait_for_ever_on_a_branch_that_the_active_copy_has_left() {
+async fn rule_11_changes_do_not_wait_for_ever_on_a_branch_that_was_abandoned() {
     let producer = cluster(2, 1, 1).await;
     producer.hold_persistence(VB, 1, true).unwrap();
     write(&producer, 0..10);
@@ -325,7 +325,7 @@ async fn replaced_above_the_end(
 }
 
 #[tokio::test]
-async fn rule_11_a_read_ends_only_once_what_replaced_its_last_change_is_persisted() {
+async fn rule_11_read_ends_once_what_replaced_its_last_change_is_persisted() {
     let default = || Filter::Collections(vec!["_default._default".to_owned()]);
     for (first, filter) in [
         // The snapshot the end lies in holds changes below it, or none.
@@ -422,7 +422,7 @@ impl BatchSink for Inflated {
 }
 
 #[tokio::test]
-async fn compressed_changes_that_waited_do_not_overflow_a_batch() {
+async fn changes_compressed_and_delayed_do_not_overflow_a_batch() {
     const DOCUMENTS: usize = 80;
     const LEN: usize = 1 << 20;
     let producer = cluster(2, 1, 1).await;
@@ -454,7 +454,7 @@ async fn compressed_changes_that_waited_do_not_overflow_a_batch() {
 }
 
 #[tokio::test]
-async fn options_that_contradict_each_other_are_refused() {
+async fn stream_options_that_contradict_each_other_are_refused() {
     let producer = cluster(1, 1, 0).await;
     let client = connect(&producer).await;
     let wrong = [
@@ -471,7 +471,7 @@ async fn options_that_contradict_each_other_are_refused() {
 }
 
 #[tokio::test]
-async fn records_of_transactions_are_hidden_unless_asked_for() {
+async fn transaction_records_are_hidden_unless_requested() {
     let producer = cluster(1, 1, 0).await;
     for key in ["a", "_txn:atr-1", "b", "_txn:client-record"] {
         let value = Bytes::from_static(b"{}");
@@ -489,7 +489,7 @@ async fn records_of_transactions_are_hidden_unless_asked_for() {
 }
 
 #[tokio::test]
-async fn a_server_that_may_not_say_what_is_persisted_ends_the_stream_with_advice() {
+async fn server_that_may_not_report_persistence_ends_the_stream_with_advice() {
     let refusals =
         [("EACCESS", ErrorKind::AccessDenied), ("UNKNOWN_COMMAND", ErrorKind::Unsupported)];
     for (status, kind) in refusals {

@@ -68,7 +68,7 @@ async fn until(observer: &mut Observer, wanted: impl Fn(&Observation) -> bool) -
 }
 
 #[tokio::test]
-async fn persisted_is_what_every_copy_has_on_disk() {
+async fn persisted_seqno_is_what_every_copy_has_on_disk() {
     let producer = with_replica().await;
     write(&producer, 0..100);
     let high = |producer: &Producer| producer.high_seqnos()[&VB];
@@ -90,7 +90,7 @@ async fn persisted_is_what_every_copy_has_on_disk() {
 }
 
 #[tokio::test]
-async fn a_replica_that_does_not_answer_has_persisted_nothing() {
+async fn replica_that_does_not_answer_has_persisted_nothing() {
     let producer = with_replica().await;
     write(&producer, 0..100);
     producer.persist();
@@ -116,7 +116,7 @@ async fn a_replica_that_does_not_answer_has_persisted_nothing() {
 }
 
 #[tokio::test]
-async fn vbuckets_of_a_node_that_is_gone_are_asked_of_the_new_one() {
+async fn vbuckets_of_a_removed_node_are_asked_of_the_new_one() {
     let producer = with_replica().await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -130,7 +130,7 @@ async fn vbuckets_of_a_node_that_is_gone_are_asked_of_the_new_one() {
 }
 
 #[tokio::test]
-async fn a_stream_finds_the_new_node_of_its_vbuckets_alone() {
+async fn stream_finds_the_new_node_of_its_vbuckets_alone() {
     let producer = with_replica().await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -151,7 +151,7 @@ async fn a_stream_finds_the_new_node_of_its_vbuckets_alone() {
 }
 
 #[tokio::test]
-async fn purged_deletions_are_told() {
+async fn purged_deletions_are_reported() {
     let producer = producer(2, 4).await;
     write(&producer, 0..100);
     for n in 0..100_u32 {
@@ -171,7 +171,7 @@ async fn purged_deletions_are_told() {
 }
 
 #[tokio::test]
-async fn a_reader_who_may_not_see_statistics_can_look() {
+async fn reader_without_the_right_to_statistics_can_observe() {
     let producer = producer(2, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -185,7 +185,7 @@ fn is_send<T: Send>(future: T) -> T {
 }
 
 #[tokio::test]
-async fn nodes_that_are_restarted_between_two_looks_are_asked_again() {
+async fn nodes_restarted_between_two_polls_are_asked_again() {
     let producer = producer(3, 4).await;
     write(&producer, 0..100);
     let client = connect(&producer).await;
@@ -199,7 +199,7 @@ async fn nodes_that_are_restarted_between_two_looks_are_asked_again() {
 }
 
 #[tokio::test]
-async fn a_node_that_refuses_for_a_moment_is_asked_again_within_the_same_look() {
+async fn node_that_refuses_briefly_is_asked_again_within_the_same_poll() {
     let producer = producer(2, 4).await;
     let client = connect(&producer).await;
     let mut observer = client.observer().unwrap();
@@ -244,7 +244,7 @@ impl Dial for Counted {
 }
 
 #[tokio::test]
-async fn a_node_that_has_no_vbucket_any_more_is_let_go_of() {
+async fn node_that_lost_all_its_vbuckets_is_disconnected() {
     let mut options = cluster_options();
     (options.nodes, options.vbuckets) = (3, 2);
     let producer = Producer::start(options).await.unwrap();

@@ -106,7 +106,7 @@ async fn batch(
 }
 
 #[tokio::test]
-async fn a_plan_of_a_stream_is_run_in_parts_elsewhere() {
+async fn plan_of_a_stream_is_run_in_parts_elsewhere() {
     let producer = producer(2, 4).await;
     embedded_write(&producer, 0..40);
     let client = connect(&producer).await;
@@ -141,7 +141,7 @@ async fn a_plan_of_a_stream_is_run_in_parts_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_on() {
+async fn checkpoint_that_was_rolled_back_is_planned_as_its_stream_resumes() {
     // Fewer changes than were read, as many on another branch, and more.
     for written in [2, 5, 9] {
         let producer = producer(2, 4).await;
@@ -178,7 +178,7 @@ async fn a_checkpoint_that_was_rolled_back_is_planned_as_a_stream_from_it_goes_o
 }
 
 #[tokio::test]
-async fn a_checkpoint_inside_a_snapshot_that_tells_its_purge_seqno_is_read_on() {
+async fn checkpoint_inside_a_snapshot_with_a_purge_seqno_is_resumed() {
     let producer = producer(1, 4).await;
     write(&producer, 0..10);
     for key in own_keys(8..10) {
@@ -208,7 +208,7 @@ async fn a_checkpoint_inside_a_snapshot_that_tells_its_purge_seqno_is_read_on() 
 }
 
 #[tokio::test]
-async fn a_checkpoint_of_another_bucket_is_refused() {
+async fn checkpoint_of_another_bucket_is_refused() {
     let (one, other) = (producer(1, 4).await, producer(1, 4).await);
     write(&one, 0..3);
     let mut planner = planner(&other).await;
@@ -225,7 +225,7 @@ fn keep_statistics(producer: &Producer) {
 }
 
 #[tokio::test]
-async fn a_purge_is_noticed_without_statistics() {
+async fn purge_is_noticed_without_statistics() {
     for told in [true, false] {
         let producer = producer(1, 4).await;
         write(&producer, 0..5);
@@ -269,7 +269,7 @@ async fn a_purge_is_noticed_without_statistics() {
 }
 
 #[tokio::test]
-async fn a_batch_that_was_planned_is_read_as_planned_after_its_filter_was_narrowed() {
+async fn batch_is_read_as_planned_after_its_filter_was_narrowed() {
     for is_dropped in [false, true] {
         let producer = producer(1, 4).await;
         let orders = producer.create_collection("_default", "orders", None).unwrap();
@@ -311,7 +311,7 @@ async fn a_batch_that_was_planned_is_read_as_planned_after_its_filter_was_narrow
 }
 
 #[tokio::test]
-async fn a_cluster_that_was_there_may_be_away() {
+async fn cluster_that_was_planned_for_may_be_away() {
     let producer = producer(1, 4).await;
     write(&producer, 0..5);
     // The node is killed: what is in memory only is gone.
@@ -353,7 +353,7 @@ async fn a_cluster_that_was_there_may_be_away() {
 }
 
 #[tokio::test]
-async fn without_retries_a_resumed_read_is_planned_if_the_nodes_answer() {
+async fn retry_timeout_of_zero_still_plans_a_resumed_read() {
     let producer = producer(1, 4).await;
     write(&producer, 0..5);
     let client = connect(&producer).await;
@@ -370,7 +370,7 @@ async fn without_retries_a_resumed_read_is_planned_if_the_nodes_answer() {
 }
 
 #[tokio::test]
-async fn what_was_never_there_fails_at_once() {
+async fn planner_fails_at_once_for_scopes_and_collections_that_never_existed() {
     let producer = producer(1, 4).await;
     let client = connect(&producer).await;
     let since = Instant::now();
@@ -394,7 +394,7 @@ async fn what_was_never_there_fails_at_once() {
 }
 
 #[tokio::test]
-async fn a_vbucket_without_a_node_is_waited_for() {
+async fn vbucket_without_a_node_is_waited_for() {
     let mut options = cluster_options();
     (options.nodes, options.vbuckets) = (2, 4);
     let producer = Producer::start(options).await.unwrap();
@@ -420,7 +420,7 @@ async fn a_vbucket_without_a_node_is_waited_for() {
 }
 
 #[tokio::test]
-async fn the_head_is_that_of_the_collections_that_are_read() {
+async fn head_seqno_is_that_of_the_collections_that_are_read() {
     let producer = producer(2, 4).await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     let put = |id: CollectionId, count: u32| {

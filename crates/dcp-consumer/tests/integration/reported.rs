@@ -70,7 +70,7 @@ async fn connect(producer: &Producer) -> Client {
 }
 
 #[tokio::test]
-async fn a_batch_ends_at_a_seqno_that_its_tasks_are_told() {
+async fn batch_ends_at_a_seqno_that_its_tasks_are_given() {
     let producer = producer(1, 1).await;
     write(&producer, 0..10);
     producer.persist();
@@ -94,7 +94,7 @@ async fn a_batch_ends_at_a_seqno_that_its_tasks_are_told() {
 }
 
 #[tokio::test]
-async fn a_checkpoint_above_the_reported_seqno_is_not_ahead_of_the_server() {
+async fn checkpoint_above_the_reported_seqno_is_not_ahead_of_the_server() {
     let producer = producer(1, 1).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;

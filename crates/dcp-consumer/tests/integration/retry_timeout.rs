@@ -53,7 +53,7 @@ async fn failure(stream: &mut ChangeStream<Vec<Item>>) -> Error {
 }
 
 #[tokio::test]
-async fn a_node_that_refuses_for_a_while_after_a_restart_is_waited_for() {
+async fn node_that_refuses_for_a_while_after_a_restart_is_retried() {
     for (opcode, status) in [
         ("SELECT_BUCKET", "KEY_ENOENT"),
         ("SELECT_BUCKET", "EACCESS"),
@@ -79,7 +79,7 @@ async fn a_node_that_refuses_for_a_while_after_a_restart_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_node_that_refuses_to_say_what_is_on_disk_for_a_while_is_waited_for() {
+async fn node_that_does_not_report_persistence_for_a_while_is_retried() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     producer.persist();
@@ -113,7 +113,7 @@ async fn a_node_that_refuses_to_say_what_is_on_disk_for_a_while_is_waited_for() 
 }
 
 #[tokio::test]
-async fn what_is_refused_for_too_long_ends_the_stream_with_its_cause() {
+async fn refusal_beyond_the_retry_timeout_ends_the_stream_with_its_cause() {
     for (opcode, status, kind, says) in [
         ("SASL_AUTH", "AUTH_ERROR", ErrorKind::Authentication, "check user name and password"),
         ("SELECT_BUCKET", "KEY_ENOENT", ErrorKind::BucketNotFound, "'default' not found"),
@@ -136,7 +136,7 @@ async fn what_is_refused_for_too_long_ends_the_stream_with_its_cause() {
 }
 
 #[tokio::test]
-async fn a_user_without_the_right_is_told_so_at_once() {
+async fn user_without_the_right_fails_at_once() {
     let producer = producer(1, 2).await;
     let client = connect(&producer).await;
     let begun = Instant::now();
@@ -186,7 +186,7 @@ impl Dial for Dialer {
 }
 
 #[tokio::test]
-async fn a_proxy_that_accepts_and_closes_is_waited_for() {
+async fn proxy_that_accepts_and_closes_is_retried() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let way = Arc::new(Way::default());
@@ -215,7 +215,7 @@ async fn a_proxy_that_accepts_and_closes_is_waited_for() {
 }
 
 #[tokio::test]
-async fn a_silent_node_does_not_use_up_the_retry_timeout() {
+async fn node_that_says_nothing_does_not_use_up_the_retry_timeout() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let way = Arc::new(Way::default());
@@ -233,7 +233,7 @@ async fn a_silent_node_does_not_use_up_the_retry_timeout() {
 }
 
 #[tokio::test]
-async fn without_retries_nothing_is_tried_again() {
+async fn retry_timeout_of_zero_tries_nothing_again() {
     let producer = producer(2, 4).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;
@@ -267,7 +267,7 @@ impl ProvideCredentials for Vault {
 }
 
 #[tokio::test]
-async fn a_password_that_is_changed_while_a_stream_runs_is_found_at_the_next_connection() {
+async fn password_changed_while_a_stream_runs_is_used_at_the_next_connection() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let vault = Arc::new(Vault(Mutex::new("password".to_owned())));
@@ -290,7 +290,7 @@ async fn a_password_that_is_changed_while_a_stream_runs_is_found_at_the_next_con
 }
 
 #[tokio::test]
-async fn a_packet_that_cannot_be_used_is_not_asked_for_for_ever() {
+async fn packet_that_cannot_be_used_is_not_requested_for_ever() {
     let producer = producer(1, 2).await;
     write(&producer, 0..20);
     // The first seqno of the snapshots of one vBucket becomes 255.
@@ -351,7 +351,7 @@ impl BatchSink for Panics {
 }
 
 #[tokio::test]
-async fn a_task_that_panics_ends_its_stream_and_nothing_else() {
+async fn task_that_panics_ends_its_stream_and_nothing_else() {
     let producer = producer(1, 2).await;
     write(&producer, 0..10);
     let client = connect(&producer).await;

@@ -37,7 +37,7 @@ fn rollback(item: &Item) -> &Rollback {
 }
 
 #[tokio::test]
-async fn a_rollback_is_a_record_and_everything_above_it_comes_again() {
+async fn rollback_is_a_record_and_changes_above_it_come_again() {
     let producer = producer(1, 1).await;
     let mut stream = three_snapshots(&producer, OnRollback::Emit).await;
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
@@ -57,7 +57,7 @@ async fn a_rollback_is_a_record_and_everything_above_it_comes_again() {
 }
 
 #[tokio::test]
-async fn a_rollback_right_after_a_restart_goes_to_the_newest_complete_snapshot() {
+async fn rollback_right_after_a_restart_goes_to_the_newest_complete_snapshot() {
     let producer = producer(1, 1).await;
     let stream = three_snapshots(&producer, OnRollback::Emit).await;
     let json = stream.checkpoint().to_json();
@@ -76,7 +76,7 @@ async fn a_rollback_right_after_a_restart_goes_to_the_newest_complete_snapshot()
 }
 
 #[tokio::test]
-async fn a_rollback_can_begin_the_vbucket_again() {
+async fn rollback_can_begin_the_vbucket_again() {
     let producer = producer(1, 1).await;
     let mut stream = three_snapshots(&producer, OnRollback::Resync).await;
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
@@ -87,7 +87,7 @@ async fn a_rollback_can_begin_the_vbucket_again() {
 }
 
 #[tokio::test]
-async fn a_rollback_can_end_the_stream() {
+async fn rollback_can_end_the_stream() {
     let producer = producer(1, 1).await;
     let mut stream = three_snapshots(&producer, OnRollback::Fail).await;
     producer.roll_back(Vbid(0), Seqno(25)).unwrap();
@@ -105,7 +105,7 @@ fn refuse_streams(producer: &Producer) {
 }
 
 #[tokio::test]
-async fn a_finite_stream_does_not_wait_for_what_a_failover_lost() {
+async fn stream_that_is_finite_does_not_wait_for_what_a_failover_lost() {
     for end in [End::Now, End::At([(Vbid(0), Seqno(40))].into())] {
         let producer = producer(1, 1).await;
         let stream = three_snapshots(&producer, OnRollback::Emit).await;
@@ -126,7 +126,7 @@ async fn a_finite_stream_does_not_wait_for_what_a_failover_lost() {
 }
 
 #[tokio::test]
-async fn a_read_whose_end_must_exist_never_ends_at_a_lower_one() {
+async fn end_seqno_that_must_exist_is_never_lowered() {
     let producer = producer(1, 1).await;
     let stream = three_snapshots(&producer, OnRollback::Emit).await;
     let start = Start::Checkpoint(stream.checkpoint());
@@ -153,7 +153,7 @@ async fn a_read_whose_end_must_exist_never_ends_at_a_lower_one() {
 }
 
 #[tokio::test]
-async fn a_read_from_the_beginning_does_not_wait_for_what_was_lost_before_it_was_opened() {
+async fn end_seqno_lost_before_the_stream_was_opened_is_not_waited_for() {
     for end in [End::Now, End::At([(Vbid(0), Seqno(30))].into())] {
         let producer = producer(1, 1).await;
         write(&producer, 0..30);
@@ -168,7 +168,7 @@ async fn a_read_from_the_beginning_does_not_wait_for_what_was_lost_before_it_was
 }
 
 #[tokio::test]
-async fn an_end_that_was_seen_and_lost_before_the_stream_was_asked_for_is_not_waited_for() {
+async fn end_seqno_seen_and_lost_before_the_stream_request_is_not_waited_for() {
     let producer = producer(1, 1).await;
     write(&producer, 0..30);
     let client = connect(&producer).await;
@@ -179,7 +179,7 @@ async fn an_end_that_was_seen_and_lost_before_the_stream_was_asked_for_is_not_wa
 }
 
 #[tokio::test]
-async fn an_end_is_not_waited_for_once_history_was_lost() {
+async fn end_seqno_is_not_waited_for_once_history_was_lost() {
     let producer = producer(1, 1).await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(40))].into());
@@ -195,7 +195,7 @@ async fn an_end_is_not_waited_for_once_history_was_lost() {
 }
 
 #[tokio::test]
-async fn an_end_that_is_yet_to_be_written_is_waited_for_through_a_restart() {
+async fn end_seqno_yet_to_be_written_is_waited_for_through_a_restart() {
     let producer = producer(1, 1).await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(40))].into());
@@ -223,7 +223,7 @@ async fn same_seqno_on_another_branch() -> (Producer, Checkpoint) {
 }
 
 #[tokio::test]
-async fn a_position_at_the_high_seqno_of_another_branch_is_rolled_back() {
+async fn position_at_the_high_seqno_of_another_branch_is_rolled_back() {
     for (end, clamp) in [
         (End::Now, false),
         (End::At([(Vbid(0), Seqno(30))].into()), false),
@@ -243,7 +243,7 @@ async fn a_position_at_the_high_seqno_of_another_branch_is_rolled_back() {
 }
 
 #[tokio::test]
-async fn a_position_above_the_end_is_rolled_back_too() {
+async fn position_above_the_end_is_rolled_back_too() {
     let (producer, checkpoint) = same_seqno_on_another_branch().await;
     let client = connect(&producer).await;
     let end = End::At([(Vbid(0), Seqno(25))].into());
@@ -255,7 +255,7 @@ async fn a_position_above_the_end_is_rolled_back_too() {
 }
 
 #[tokio::test]
-async fn a_clamped_read_that_resumes_inside_a_snapshot_takes_nothing_above_its_end() {
+async fn clamped_stream_resumed_inside_a_snapshot_takes_nothing_past_its_end() {
     let producer = producer(1, 1).await;
     write(&producer, 0..10);
     producer.persist();
@@ -274,7 +274,7 @@ async fn a_clamped_read_that_resumes_inside_a_snapshot_takes_nothing_above_its_e
 }
 
 #[tokio::test]
-async fn an_end_that_is_lost_before_its_stream_is_accepted_is_not_waited_for() {
+async fn end_seqno_lost_before_its_stream_is_accepted_is_not_waited_for() {
     let producer = producer(1, 1).await;
     write(&producer, 0..2);
     let rules = r#"[{

@@ -194,7 +194,7 @@ async fn next(stream: &mut ChangeStream<Vec<Item>>, case: &str) -> Result<(), Er
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_running_stream_outlives_every_temporary_refusal_of_its_reconnect() {
+async fn stream_that_runs_outlives_every_temporary_refusal_of_its_reconnect() {
     let requests = [&CONNECT[..], &OPEN, &[Opcode::DCP_STREAM_REQ, Opcode::OBSERVE_SEQNO]].concat();
     let mut counts = (0, 0);
     for (opcode, status, case) in cases(&requests) {
@@ -217,7 +217,7 @@ async fn a_running_stream_outlives_every_temporary_refusal_of_its_reconnect() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_first_stream_of_a_client_waits_for_every_temporary_refusal() {
+async fn stream_that_is_a_clients_first_outlives_every_temporary_refusal() {
     let read = [Opcode::GET_ALL_VB_SEQNOS, Opcode::DCP_GET_FAILOVER_LOG, Opcode::DCP_STREAM_REQ];
     let requests = [&CONNECT[..], &OPEN, &read].concat();
     let mut counts = (0, 0);
@@ -244,7 +244,7 @@ async fn the_first_stream_of_a_client_waits_for_every_temporary_refusal() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_first_connect_waits_for_every_temporary_refusal_and_nothing_else() {
+async fn connect_waits_for_every_temporary_refusal_and_nothing_else() {
     for (opcode, status, case) in cases(&CONNECT) {
         let producer = cluster().await;
         refuse(&producer, opcode, status, Some(1));
@@ -275,7 +275,7 @@ async fn a_first_connect_waits_for_every_temporary_refusal_and_nothing_else() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_that_stays_temporary_ends_with_its_status_when_time_is_up() {
+async fn refusal_that_stays_temporary_ends_with_its_status_at_the_timeout() {
     for opcode in [&CONNECT[..], &OPEN].concat() {
         let (status, case) = (Status::EBUSY, opcode.to_string());
         let producer = cluster().await;
@@ -305,7 +305,7 @@ async fn a_refusal_that_stays_temporary_ends_with_its_status_when_time_is_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_observation_waits_for_every_temporary_refusal() {
+async fn observe_waits_for_every_temporary_refusal() {
     for opcode in [
         Opcode::STAT,
         Opcode::GET_ALL_VB_SEQNOS,

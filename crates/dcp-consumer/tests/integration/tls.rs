@@ -114,7 +114,7 @@ fn assert_tls_error(error: &Error, says: &str) {
 }
 
 #[tokio::test]
-async fn a_server_whose_authority_is_trusted_may_have_the_password() {
+async fn server_whose_authority_is_trusted_may_have_the_password() {
     let authority = Authority::new();
     let address = authority.serve("127.0.0.1", false).await;
     let connected = connect(encrypted(address, authority.trusted())).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_server_whose_authority_is_trusted_may_have_the_password() {
 }
 
 #[tokio::test]
-async fn certificates_in_files_are_read_again_at_every_connection() {
+async fn certificate_files_are_read_again_at_every_connection() {
     let (old, new) = (Authority::new(), Authority::new());
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("ca.pem");
@@ -143,14 +143,14 @@ async fn certificates_in_files_are_read_again_at_every_connection() {
 }
 
 #[tokio::test]
-async fn a_certificate_nobody_trusted_signed_is_refused() {
+async fn certificate_that_no_trusted_authority_signed_is_refused() {
     let address = Authority::new().serve("127.0.0.1", false).await;
     let error = connect(encrypted(address, Authority::new().trusted())).await.unwrap_err();
     assert_tls_error(&error, "give the cluster's CA");
 }
 
 #[tokio::test]
-async fn the_systems_authorities_do_not_know_a_private_one() {
+async fn certificate_of_a_private_authority_is_unknown_to_the_system() {
     let address = Authority::new().serve("127.0.0.1", false).await;
     let options = options(format!("couchbases://{address}"));
     let error = connect(options).await.unwrap_err();
@@ -158,7 +158,7 @@ async fn the_systems_authorities_do_not_know_a_private_one() {
 }
 
 #[tokio::test]
-async fn a_certificate_for_another_host_is_refused() {
+async fn certificate_for_another_host_is_refused() {
     let authority = Authority::new();
     let address = authority.serve("elsewhere.example", false).await;
     let error = connect(encrypted(address, authority.trusted())).await.unwrap_err();
@@ -166,7 +166,7 @@ async fn a_certificate_for_another_host_is_refused() {
 }
 
 #[tokio::test]
-async fn an_expired_certificate_is_refused() {
+async fn certificate_that_expired_is_refused() {
     let authority = Authority::new();
     let mut params = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
     params.not_before = date_time_ymd(2019, 1, 1);
@@ -177,7 +177,7 @@ async fn an_expired_certificate_is_refused() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_an_authority_or_not_for_servers_is_refused_with_what_to_do() {
+async fn certificate_that_is_not_for_servers_is_refused_with_advice() {
     let authority = Authority::new();
     let params = || CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
     let (mut of_authority, mut of_client) = (params(), params());
@@ -194,7 +194,7 @@ async fn a_certificate_of_an_authority_or_not_for_servers_is_refused_with_what_t
 }
 
 #[tokio::test]
-async fn a_client_certificate_stands_in_for_the_password() {
+async fn client_certificate_stands_in_for_the_password() {
     let authority = Authority::new();
     let address = authority.serve("127.0.0.1", true).await;
     let client = authority.sign(&CertificateParams::new(vec!["user".to_owned()]).unwrap());
@@ -210,7 +210,7 @@ async fn a_client_certificate_stands_in_for_the_password() {
 }
 
 #[tokio::test]
-async fn a_server_that_wants_a_client_certificate_says_so() {
+async fn server_that_wants_a_client_certificate_says_so() {
     let authority = Authority::new();
     let address = authority.serve("127.0.0.1", true).await;
     let error = connect(encrypted(address, authority.trusted())).await.unwrap_err();
@@ -218,7 +218,7 @@ async fn a_server_that_wants_a_client_certificate_says_so() {
 }
 
 #[tokio::test]
-async fn the_mechanisms_that_are_named_are_used_and_no_others() {
+async fn sasl_mechanisms_that_are_named_are_used_and_no_others() {
     let authority = Authority::new();
     let address = authority.serve("127.0.0.1", false).await;
     let encrypted = |mechanisms: &[Mechanism]| {
@@ -242,7 +242,7 @@ async fn the_mechanisms_that_are_named_are_used_and_no_others() {
 }
 
 #[tokio::test]
-async fn a_tls_port_addressed_plainly_is_recognised() {
+async fn tls_port_addressed_plainly_is_recognised() {
     let address = Authority::new().serve("127.0.0.1", false).await;
     let error = connect(options(format!("couchbase://{address}"))).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotCouchbase);
@@ -250,7 +250,7 @@ async fn a_tls_port_addressed_plainly_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_plain_port_addressed_with_tls_is_recognised() {
+async fn plain_port_addressed_with_tls_is_recognised() {
     let authority = Authority::new();
     let closes = DataService::default().start().await;
     let error = connect(encrypted(closes, authority.trusted())).await.unwrap_err();
@@ -267,7 +267,7 @@ async fn a_plain_port_addressed_with_tls_is_recognised() {
 }
 
 #[tokio::test]
-async fn a_silent_port_is_given_up_in_time() {
+async fn port_that_is_silent_times_out() {
     let address = serve(|stream| async move {
         let _open = stream;
         std::future::pending::<()>().await;
@@ -280,7 +280,7 @@ async fn a_silent_port_is_given_up_in_time() {
 }
 
 #[test]
-fn unusable_certificates_are_refused_before_connecting() {
+fn certificates_that_are_unusable_are_refused_before_connecting() {
     let with = |ca: Pem| {
         let mut options = options("couchbases://localhost");
         options.tls.ca = Some(ca);

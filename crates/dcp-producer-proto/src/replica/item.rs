@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_has_everything_that_a_message_says_of_a_document() {
+    fn replica_item_has_everything_that_a_message_says_of_a_document() {
         let to = StreamAddress::default();
         let Item { seqno, rev_seqno, cas, datatype, .. } = DOCUMENT;
         let (key, value) = (&b"\x09key"[..], &b"value"[..]);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prepare_has_the_expiry_or_for_a_deletion_its_time() {
+    fn prepare_has_the_expiry_or_for_a_deletion_its_time() {
         let Item { seqno, rev_seqno, cas, datatype, .. } = DOCUMENT;
         let (flags, level) = (0xf1a6, DurabilityLevel::MAJORITY);
         for (is_deletion, expiry, delete_time) in [(false, 15, 0), (true, 0, 15)] {

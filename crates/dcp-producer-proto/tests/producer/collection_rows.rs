@@ -194,7 +194,7 @@ macro_rules! tests {
         $(#[test] fn $test() { run($row); })*
 
         #[test]
-        fn every_row_of_the_file_has_a_test() {
+        fn rows_of_the_file_each_have_a_test() {
             for row in rows() {
                 let name = row["row"].as_str().expect("a name");
                 assert!([$($row),*].contains(&name), "{name} has no test");
@@ -240,11 +240,11 @@ tests! {
     co_50_a_modified_collection_as_flatbuffers: "CO-50",
     co_53_a_flushed_collection: "CO-53",
     co_53_a_flushed_collection_as_flatbuffers: "CO-53 FlatBuffers",
-    a_modified_collection_among_others: "a modified collection among documents",
-    a_modified_collection_of_a_scope: "a modified collection of a scope",
-    a_modified_collection_of_others: "a modified collection of others",
-    the_end_of_the_clients_snapshot: "the end of the client's snapshot is waited for",
-    one_of_two_collections_is_dropped: "one of two collections is dropped",
+    modified_collection_among_others: "a modified collection among documents",
+    modified_collection_of_a_scope: "a modified collection of a scope",
+    modified_collection_of_others: "a modified collection of others",
+    snapshot_end_of_the_client_is_waited_for: "the end of the client's snapshot is waited for",
+    collection_of_two_is_dropped: "one of two collections is dropped",
     se_05_an_end_without_an_item: "SE-05",
     se_22_the_last_collection_is_dropped: "SE-22",
     se_23_the_scope_is_dropped: "SE-23",
@@ -253,5 +253,5 @@ tests! {
     sr_38_a_filter_that_names_nothing_in_memory: "SR-38 memory",
     sr_38_a_filter_that_names_nothing_on_disk: "SR-38 disk",
     rb_33_a_snapshot_end_never_reached: "RB-33",
-    two_streams_of_which_one_ends: "two streams, one of which ends",
+    streams_of_which_one_ends: "two streams, one of which ends",
 }

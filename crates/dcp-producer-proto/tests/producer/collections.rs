@@ -34,7 +34,7 @@ fn keys_carry_their_collection_id_where_collections_were_negotiated() {
 }
 
 #[test]
-fn a_stream_that_reads_a_few_items_of_others_keeps_its_turn() {
+fn stream_that_reads_a_few_items_of_others_keeps_its_turn() {
     let foreign = (2..=100).map(|seqno| doc(seqno, MEAT));
     let items = [begin(1, FRUIT)].into_iter().chain(foreign).chain([doc(101, FRUIT)]);
     let mut client = Client::open(Bucket::with(VBucket::new().on_disk(items)), COLLECTIONS);
@@ -51,7 +51,7 @@ fn a_stream_that_reads_a_few_items_of_others_keeps_its_turn() {
 }
 
 #[test]
-fn a_stream_that_only_reads_lets_others_have_a_turn() {
+fn stream_that_only_reads_lets_others_have_a_turn() {
     let foreign = (2..=10_001).map(|seqno| doc(seqno, MEAT));
     let items = [begin(1, FRUIT)].into_iter().chain(foreign).chain([doc(10_002, FRUIT)]);
     let mut client = Client::open(Bucket::with(VBucket::new().on_disk(items)), COLLECTIONS);

@@ -29,7 +29,7 @@ fn streaming(window: u32, vbucket: VBucket) -> Client {
 }
 
 #[test]
-fn fc_30_and_fc_31_the_window_is_overshot_by_one_message_and_reopened_by_an_ack() {
+fn fc_30_and_fc_31_window_is_overshot_once_and_reopened_by_an_ack() {
     let items = (1..=3).map(of_64_bytes);
     let mut client = streaming(100, VBucket::new().checkpoint(1, items));
     assert_eq!(client.receive(), ["MARK [0-3] 0x5", "MUT 1"]);
@@ -113,7 +113,7 @@ fn fc_36_what_is_counted_is_what_was_sent() {
 }
 
 #[test]
-fn a_stream_end_waits_for_credit() {
+fn stream_end_waits_for_credit() {
     // As recorded from a real server: window 1024, four documents, an end.
     let item = |seqno| Item { value: Bytes::from(vec![b'x'; 216]), ..of_64_bytes(seqno) };
     let bucket = Bucket::with(VBucket::new().checkpoint(1, (1..=4).map(item)));
@@ -148,7 +148,7 @@ fn fc_42_a_malformed_acknowledgement_is_answered() {
 }
 
 #[test]
-fn the_budget_is_overshot_by_one_message_at_most() {
+fn budget_is_overshot_by_one_message_at_most() {
     let bucket = Bucket::with(VBucket::new().checkpoint(1, (1..=100).map(of_64_bytes)));
     let mut client = Client::open(bucket, LEGACY);
     assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
@@ -168,7 +168,7 @@ fn the_budget_is_overshot_by_one_message_at_most() {
 }
 
 #[test]
-fn a_budget_that_is_used_to_the_byte_is_used_up() {
+fn budget_that_is_used_to_the_byte_is_used_up() {
     let bucket = Bucket::with(VBucket::new().checkpoint(1, (1..=2).map(of_64_bytes)));
     let mut client = Client::open(bucket, LEGACY);
     assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
@@ -224,7 +224,7 @@ fn streams_take_turns() {
 }
 
 #[test]
-fn a_thousand_streams_are_all_served() {
+fn streams_are_all_served_by_the_thousand() {
     let mut bucket = Bucket::with(VBucket::new());
     for vbid in 0..1024 {
         bucket.vbuckets.insert(vbid, VBucket::new().checkpoint(1, docs(1..=2)));

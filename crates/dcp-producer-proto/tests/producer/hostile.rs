@@ -16,7 +16,7 @@ fn client(features: Features) -> Client {
 /// Version 6.0 closes the connection after an invalid packet, such as one with too long a name, but
 /// only refuses a control that it cannot apply.
 #[test]
-fn an_older_server_closes_the_connection_for_an_invalid_packet_but_not_for_a_control() {
+fn server_of_an_older_release_closes_for_a_packet_but_not_for_a_control() {
     let plain = Features { snappy: false, ..LEGACY };
     let server_version = ServerVersion { major: 6, minor: 0, patch: 5 };
     let older = ConnectionConfig { server_version, ..ConnectionConfig::default() };
@@ -49,7 +49,7 @@ fn an_older_server_closes_the_connection_for_an_invalid_packet_but_not_for_a_con
 }
 
 #[test]
-fn an_older_server_answers_a_malformed_packet_or_an_unknown_flag_and_closes_the_connection() {
+fn server_of_an_older_release_answers_a_malformed_packet_then_closes() {
     let server_version = ServerVersion { major: 6, minor: 0, patch: 5 };
     let older = ConnectionConfig { server_version, ..ConnectionConfig::default() };
     let cut = Frame::request(Opcode::DCP_OPEN).with_extras(&[0; 7]).with_key(b"name");
@@ -119,7 +119,7 @@ prop_compose! {
 
 proptest! {
     #[test]
-    fn any_sequence_of_packets_is_survived(
+    fn producer_survives_any_sequence_of_packets(
         packets in prop::collection::vec(packet(), 1..20),
         collections: bool,
         stream_ids: bool,
@@ -134,13 +134,13 @@ proptest! {
     }
 
     #[test]
-    fn any_packet_before_the_connection_is_opened_is_survived(packet in packet()) {
+    fn producer_survives_any_packet_before_the_connection_is_opened(packet in packet()) {
         let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
         feed(&mut client, &packet);
     }
 
     #[test]
-    fn any_value_of_a_stream_request_is_answered(
+    fn stream_request_value_of_any_bytes_is_answered(
         value in prop_oneof![
             prop::collection::vec(any::<u8>(), 0..200),
             "[\\[{\"a-z:,0-9]{0,200}".prop_map(String::into_bytes),
@@ -154,7 +154,7 @@ proptest! {
 }
 
 #[test]
-fn deeply_nested_json_is_refused() {
+fn json_that_is_deeply_nested_is_refused() {
     let mut client = client(COLLECTIONS);
     let value = [br#"{"uid":"#.to_vec(), b"[".repeat(100_000)].concat();
     let request = dcp_wire::message::StreamRequest { value: &value, ..from_scratch() };
@@ -162,7 +162,7 @@ fn deeply_nested_json_is_refused() {
 }
 
 #[test]
-fn a_value_too_long_to_be_a_filter_is_refused_unread() {
+fn value_too_long_to_be_a_filter_is_refused_unread() {
     let mut client = client(COLLECTIONS);
     let ids = vec![r#""0""#; 100_000].join(",");
     let value = format!(r#"{{"collections":[{ids}]}}"#);
@@ -196,7 +196,7 @@ fn ax_06_an_unknown_framing_extra_is_refused() {
 }
 
 #[test]
-fn a_stream_id_error_closes_the_connection_of_a_client_without_xerror() {
+fn stream_id_error_closes_the_connection_of_a_client_without_xerror() {
     let mut client = client(Features { xerror: false, ..COLLECTIONS });
     let request = dcp_wire::message::StreamRequest { value: br#"{"sid":1}"#, ..from_scratch() };
     let mut packet = Vec::new();
@@ -205,7 +205,7 @@ fn a_stream_id_error_closes_the_connection_of_a_client_without_xerror() {
 }
 
 #[test]
-fn an_error_body_is_marked_as_json_once_the_connection_is_open() {
+fn error_body_is_marked_as_json_once_the_connection_is_open() {
     let features = Features { json: false, ..LEGACY };
     let mut malformed = Vec::new();
     Frame::request(Opcode::DCP_CLOSE_STREAM).with_extras(&[0]).encode(&mut malformed).unwrap();

@@ -43,7 +43,7 @@ fn np_04_and_np_09_there_is_one_noop_at_a_time() {
 }
 
 #[test]
-fn np_07_and_np_10_a_client_that_answers_nothing_is_given_up_after_the_idle_timeout() {
+fn np_07_and_np_10_silent_client_is_closed_after_the_idle_timeout() {
     let mut client = client(&[("enable_noop", "true")]);
     let opened = client.now;
     client.pass(secs(201));
@@ -56,7 +56,7 @@ fn np_07_and_np_10_a_client_that_answers_nothing_is_given_up_after_the_idle_time
 }
 
 #[test]
-fn anything_received_restarts_the_idle_clock() {
+fn noop_idle_clock_restarts_with_anything_received() {
     let mut client = client(&[("enable_noop", "true")]);
     client.pass(secs(359));
     client.connection.handle_received(client.now);
@@ -77,7 +77,7 @@ fn np_08_without_noops_a_client_may_be_silent_for_ever() {
 }
 
 #[test]
-fn a_server_that_receives_changes_sends_no_noops_and_waits_for_the_producers() {
+fn noops_are_not_sent_by_a_server_that_receives_changes() {
     let bucket = Bucket::with(VBucket::new());
     let mut client = Client::open_with(bucket, LEGACY, OpenFlags::empty(), &[]);
     assert_eq!(client.connection.poll_timeout(), Some(client.now + secs(360)));
@@ -112,13 +112,13 @@ fn np_11_to_np_13_only_the_last_noops_answer_is_taken_whatever_it_says() {
 }
 
 #[test]
-fn an_answer_to_a_noop_that_was_never_sent_ends_the_connection() {
+fn noop_answer_that_no_noop_was_sent_for_ends_the_connection() {
     let mut client = client(&[("enable_noop", "true")]);
     assert!(client.respond(Opcode::DCP_NOOP, Status::SUCCESS, Opaque(10_000_000)).is_err());
 }
 
 #[test]
-fn np_15_a_malformed_noop_is_refused_and_a_well_formed_one_ends_the_connection() {
+fn np_15_malformed_noop_is_refused_and_a_well_formed_one_disconnects() {
     let mut client = client(&[]);
     let mut packet = Vec::new();
     Frame::request(Opcode::DCP_NOOP).with_key(b"k").encode(&mut packet).unwrap();

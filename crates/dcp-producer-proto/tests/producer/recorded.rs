@@ -278,7 +278,7 @@ fn by_opaque(packets: Vec<Seen>) -> BTreeMap<u32, Vec<Seen>> {
 }
 
 #[test]
-fn collections_from_disk() {
+fn recorded_collections_from_disk() {
     answers_like_the_server(
         "8.0.2-collections-disk-all",
         Place::Disk,
@@ -297,7 +297,7 @@ fn collections_from_disk() {
 }
 
 #[test]
-fn collections_from_memory() {
+fn recorded_collections_from_memory() {
     answers_like_the_server(
         "8.0.2-collections-memory-all",
         Place::Memory,
@@ -313,12 +313,12 @@ fn collections_from_memory() {
 }
 
 #[test]
-fn collections_and_a_scope_dropped_while_three_streams_follow() {
+fn recorded_collections_and_a_scope_dropped_while_three_streams_follow() {
     answers_like_the_server("8.0.2-collections-drop", Place::Disk, &["8.0.2-collections-drop"]);
 }
 
 #[test]
-fn deletions_expirations_and_xattrs_from_disk() {
+fn recorded_deletions_expirations_and_xattrs_from_disk() {
     // Not `novalue`: without values and xattrs the server sends tombstones as mutations there.
     answers_like_the_server(
         "8.0.2-deletes-disk-del-user-xattr",
@@ -338,7 +338,7 @@ fn deletions_expirations_and_xattrs_from_disk() {
 }
 
 #[test]
-fn deletions_expirations_and_xattrs_from_memory() {
+fn recorded_deletions_expirations_and_xattrs_from_memory() {
     answers_like_the_server(
         "8.0.2-deletes-memory-del-user-xattr",
         Place::Memory,
@@ -355,7 +355,7 @@ fn deletions_expirations_and_xattrs_from_memory() {
 }
 
 #[test]
-fn compressed_values() {
+fn recorded_compressed_values() {
     for (place, store) in [(Place::Disk, "disk"), (Place::Memory, "memory")] {
         for mode in ["", "passive-"] {
             let name = |suffix: &str| format!("8.0.2-snappy-{mode}{store}-{suffix}");
@@ -372,7 +372,7 @@ fn compressed_values() {
 }
 
 #[test]
-fn marker_versions() {
+fn recorded_marker_versions() {
     answers_like_the_server(
         "8.0.2-disk-backfill-marker20-rejected",
         Place::Disk,
@@ -389,7 +389,7 @@ fn marker_versions() {
 }
 
 #[test]
-fn snapshots_in_the_order_of_the_keys() {
+fn recorded_snapshots_in_the_order_of_the_keys() {
     let names = ["8.0.2-oso-advanced", "8.0.2-oso-advanced-c9", "8.0.2-oso-unfiltered"];
     answers_like_the_server("8.0.2-oso-unfiltered", Place::Disk, &names);
 }
@@ -413,13 +413,13 @@ fn recordings_that_show_all_their_data() {
 }
 
 #[test]
-fn flow_control() {
+fn recorded_flow_control() {
     let names = ["8.0.2-flow-control", "8.0.2-flow-control-noack"];
     answers_like_the_server("8.0.2-flow-control", Place::Memory, &names);
 }
 
 #[test]
-fn errors() {
+fn recorded_errors() {
     // The recording counts its connections; every one of them is about one refused request.
     let scenario = Scenario::load("8.0.2-errors").unwrap();
     let mut bucket = Bucket::with(VBucket::new());

@@ -386,7 +386,7 @@ fn before_collections() -> ConnectionConfig {
 }
 
 #[test]
-fn a_server_before_collections_tells_the_failover_log_to_connections_without_dcp() {
+fn server_before_collections_sends_failover_logs_without_dcp() {
     let log = packet(Frame::request(Opcode::DCP_GET_FAILOVER_LOG));
     let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
     client.connection = Connection::new(before_collections());
@@ -402,7 +402,7 @@ fn a_server_before_collections_tells_the_failover_log_to_connections_without_dcp
 }
 
 #[test]
-fn what_a_server_does_not_support_is_refused_and_the_connection_goes_on() {
+fn requests_a_server_does_not_support_are_refused_and_it_stays_open() {
     let mut client = Client::open(Bucket::with(VBucket::new()), LEGACY);
     for (opcode, status) in [
         (Opcode::DCP_FLUSH, Status::NOT_SUPPORTED),
@@ -414,7 +414,7 @@ fn what_a_server_does_not_support_is_refused_and_the_connection_goes_on() {
 }
 
 #[test]
-fn a_request_may_not_be_marked_as_json() {
+fn request_may_not_be_marked_as_json() {
     let mut client = Client::open(Bucket::with(VBucket::new()), LEGACY);
     assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
     let extras = &[0; 4];
@@ -431,7 +431,7 @@ fn a_request_may_not_be_marked_as_json() {
 }
 
 #[test]
-fn an_explanation_names_status_seqno_and_reason() {
+fn explanation_names_status_seqno_and_reason() {
     let table = FailoverTable::new(BRANCH);
     let mut query = RollbackQuery {
         table: &table,
@@ -459,7 +459,7 @@ fn an_explanation_names_status_seqno_and_reason() {
 }
 
 #[test]
-fn a_start_beyond_the_high_seqno_is_out_of_range_even_where_its_branch_reached_further() {
+fn start_seqno_beyond_the_high_seqno_is_out_of_range_on_any_branch() {
     // Branch D is shared up to 600, although the vBucket now ends at 300.
     let (mut vbucket, entries) = (VBucket::at(300), [(5, 600), (4, 450)]);
     vbucket = vbucket.with_table(&entries);

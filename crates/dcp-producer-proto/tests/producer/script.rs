@@ -62,7 +62,7 @@ macro_rules! rows {
             })*
 
             #[test]
-            fn every_row_of_the_file_has_a_test() {
+            fn rows_of_the_file_each_have_a_test() {
                 let tests: Vec<_> =
                     [$(stringify!($row)),*].map(|row| row.to_uppercase().replace('_', "-")).into();
                 assert_eq!($crate::script::ids(ROWS), tests);

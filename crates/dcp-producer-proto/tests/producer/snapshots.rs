@@ -15,7 +15,7 @@ fn stream(vbucket: VBucket, request: &StreamRequest<'_>) -> (Client, Vec<String>
 }
 
 #[test]
-fn ss_01_and_ss_02_each_checkpoint_is_a_snapshot_and_later_items_continue_it() {
+fn ss_01_and_ss_02_checkpoint_is_a_snapshot_and_later_items_continue_it() {
     let vbucket = VBucket::new().checkpoint(1, docs(1..=3)).checkpoint(4, docs(4..=6));
     let (mut client, messages) = stream(vbucket, &from_scratch());
     assert_eq!(
@@ -37,7 +37,7 @@ fn ss_01_and_ss_02_each_checkpoint_is_a_snapshot_and_later_items_continue_it() {
 }
 
 #[test]
-fn ss_03_and_ss_04_a_disk_snapshot_and_the_first_from_memory_begin_checkpoints() {
+fn ss_03_and_ss_04_disk_snapshot_and_first_from_memory_begin_checkpoints() {
     let (mut client, messages) = stream(VBucket::new().on_disk(docs(1..=5)), &from_scratch());
     assert_eq!(messages, ["MARK [0-5] 0x6", "MUT 1", "MUT 2", "MUT 3", "MUT 4", "MUT 5"]);
     client.write(docs(6..=6));
@@ -57,7 +57,7 @@ fn ss_05_a_resume_inside_a_snapshot_repeats_the_snapshots_start() {
 }
 
 #[test]
-fn ss_06_the_first_marker_starts_where_the_client_is_whatever_was_deduplicated() {
+fn ss_06_first_marker_starts_at_the_client_whatever_was_deduplicated() {
     let mut vbucket = VBucket::new().checkpoint(1, docs([1, 2, 3, 4, 7]));
     vbucket.memory_from = 1;
     let (_, messages) = stream(vbucket, &resume(4, (4, 4)));
@@ -65,7 +65,7 @@ fn ss_06_the_first_marker_starts_where_the_client_is_whatever_was_deduplicated()
 }
 
 #[test]
-fn ss_07_and_ss_08_only_the_first_disk_snapshot_starts_where_the_client_is() {
+fn ss_07_and_ss_08_first_disk_snapshot_alone_starts_at_the_client() {
     let vbucket = VBucket::new().on_disk(docs(1..=9));
     let (mut client, messages) = stream(vbucket, &resume(4, (4, 4)));
     assert_eq!(messages[0], "MARK [4-9] 0x6");
@@ -80,7 +80,7 @@ fn ss_07_and_ss_08_only_the_first_disk_snapshot_starts_where_the_client_is() {
 }
 
 #[test]
-fn memory_after_a_second_disk_snapshot_begins_a_checkpoint_again() {
+fn snapshot_from_memory_after_a_second_from_disk_begins_a_checkpoint() {
     let (mut client, _) = stream(VBucket::new().checkpoint(1, docs(1..=2)), &from_scratch());
     let vb = client.bucket.vb();
     *vb = core::mem::replace(vb, VBucket::new()).on_disk(docs(3..=4));
@@ -92,7 +92,7 @@ fn memory_after_a_second_disk_snapshot_begins_a_checkpoint_again() {
 }
 
 #[test]
-fn ss_09_a_checkpoint_that_began_before_the_clients_snapshot_does_not_move_its_start() {
+fn ss_09_checkpoint_begun_before_the_clients_snapshot_keeps_its_start() {
     let mut vbucket = VBucket::new().checkpoint(1001, docs(1013..=1014));
     vbucket.memory_from = 1001;
     let (_, messages) = stream(vbucket, &resume(1010, (1008, 1012)));
@@ -114,7 +114,7 @@ fn ss_11_a_marker_never_starts_before_the_end_of_the_last_one() {
 }
 
 #[test]
-fn a_later_checkpoint_starts_at_its_own_start_even_if_its_first_items_are_gone() {
+fn checkpoint_starts_at_its_own_start_even_if_its_first_items_are_gone() {
     let mut vbucket = VBucket::new().checkpoint(1, docs(1..=3)).checkpoint(4, docs(6..=7));
     vbucket.memory_from = 1;
     let (_, messages) = stream(vbucket, &from_scratch());
@@ -168,7 +168,7 @@ fn sr_60_a_stream_to_the_latest_ends_there_whatever_end_was_asked_for() {
 }
 
 #[test]
-fn a_stream_from_the_latest_begins_with_the_next_change() {
+fn stream_from_the_latest_begins_with_the_next_change() {
     let vbucket = VBucket::new().checkpoint(1, docs(1..=3));
     let request = StreamRequest {
         flags: StreamRequestFlags::FROM_LATEST,
@@ -182,7 +182,7 @@ fn a_stream_from_the_latest_begins_with_the_next_change() {
 }
 
 #[test]
-fn ss_15_to_ss_18_the_purge_seqno_is_in_disk_markers_of_clients_that_asked_for_it() {
+fn ss_15_to_ss_18_purge_seqno_is_in_disk_markers_on_demand() {
     for (controls, disk_marker) in [
         (&[("enable_noop", "true")][..], "MARK [0-5] 0x6"),
         (
@@ -232,7 +232,7 @@ fn ct_29_a_client_that_only_sees_sync_writes_gets_plain_markers() {
 }
 
 #[test]
-fn a_slow_client_may_be_sent_back_to_the_disk_unless_it_is_a_replica_or_says_no() {
+fn stream_of_a_slow_client_may_go_back_to_the_disk_unless_it_says_no() {
     for (name, control, may_be_dropped) in [
         ("eq_dcpq:reader:n_1", None, true),
         ("eq_dcpq:reader:n_1", Some(("supports_cursor_dropping", "false")), false),
@@ -253,7 +253,7 @@ fn a_slow_client_may_be_sent_back_to_the_disk_unless_it_is_a_replica_or_says_no(
 }
 
 #[test]
-fn an_idle_stream_sends_nothing_until_its_vbucket_changes() {
+fn stream_that_is_idle_sends_nothing_until_its_vbucket_changes() {
     let (mut client, messages) = stream(VBucket::new(), &from_scratch());
     assert!(messages.is_empty());
     client.bucket.vb().write(dcp_test::bucket::doc(1, 0));
@@ -263,7 +263,7 @@ fn an_idle_stream_sends_nothing_until_its_vbucket_changes() {
 }
 
 #[test]
-fn a_gap_between_memory_and_disk_is_waited_for() {
+fn snapshot_gap_between_memory_and_disk_is_waited_for() {
     // The item left memory but is not on disk yet.
     let mut vbucket = VBucket::at(4);
     vbucket.high = 5;

@@ -33,7 +33,7 @@ fn with_stream_ids() -> Client {
 }
 
 #[test]
-fn se_02_and_rb_80_and_rb_82_a_stream_with_nothing_to_send_ends_after_its_answer() {
+fn se_02_and_rb_80_and_rb_82_stream_with_nothing_to_send_ends() {
     for request in [
         StreamRequest { end_seqno: Seqno(5), ..resume(5, (5, 5)) },
         StreamRequest { end_seqno: Seqno(0), ..from_scratch() },
@@ -46,7 +46,7 @@ fn se_02_and_rb_80_and_rb_82_a_stream_with_nothing_to_send_ends_after_its_answer
 }
 
 #[test]
-fn se_06_and_sr_21_a_closed_stream_ends_without_a_message_and_may_be_opened_again() {
+fn se_06_and_sr_21_closed_stream_ends_silently_and_may_be_opened_again() {
     let mut client = streaming(&[]);
     assert_eq!(client.close(None), Status::SUCCESS);
     client.write(docs(3..=3));
@@ -56,7 +56,7 @@ fn se_06_and_sr_21_a_closed_stream_ends_without_a_message_and_may_be_opened_agai
 }
 
 #[test]
-fn a_stream_that_is_closed_before_its_turn_leaves_the_others_theirs() {
+fn stream_closed_before_its_turn_leaves_the_others_theirs() {
     let mut client = Client::open(Bucket::with(VBucket::new().checkpoint(1, docs(1..=1))), LEGACY);
     client.bucket.vbuckets.insert(1, VBucket::new().checkpoint(1, docs(1..=2)));
     assert_eq!(client.request(&from_scratch()), Status::SUCCESS);
@@ -138,7 +138,7 @@ fn se_15_the_removal_of_the_vbucket_ends_its_stream() {
 }
 
 #[test]
-fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_looked_in_between() {
+fn vbucket_that_moved_away_and_back_unseen_ends_its_stream() {
     let mut client = streaming(&[]);
     // The same state and the same history as before: only the life of the copy is another one.
     client.bucket.vb().incarnation += 1;
@@ -149,7 +149,7 @@ fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_looked_in_
 }
 
 #[test]
-fn a_stream_of_an_earlier_life_of_the_vbucket_stands_in_nobodys_way() {
+fn stream_of_an_earlier_life_of_the_vbucket_stands_in_nobodys_way() {
     let mut client = streaming(&[]);
     client.bucket.vb().incarnation += 1;
     assert_eq!(client.request(&resume(2, (2, 2))), Status::SUCCESS, "before the end is sent");
@@ -274,7 +274,7 @@ fn sr_65_and_sm_34_what_belongs_to_the_other_role_ends_the_connection() {
 }
 
 #[test]
-fn a_malformed_message_of_a_producer_is_refused() {
+fn message_of_a_producer_that_is_malformed_is_refused() {
     for opcode in [
         Opcode::DCP_MUTATION,
         Opcode::DCP_DELETION,
@@ -302,7 +302,7 @@ fn se_40_a_closed_connection_has_no_name_and_no_streams() {
 }
 
 #[test]
-fn a_connection_takes_only_so_many_streams() {
+fn connection_takes_only_so_many_streams() {
     let config = dcp_producer_proto::ConnectionConfig { max_streams: 1, ..Default::default() };
     let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
     client.connection = dcp_producer_proto::Connection::new(config);
@@ -316,7 +316,7 @@ fn a_connection_takes_only_so_many_streams() {
 }
 
 #[test]
-fn a_tombstone_whose_body_would_be_json_is_refused_before_the_connection_ends() {
+fn tombstone_with_a_json_body_is_refused_before_the_connection_ends() {
     let (json, xattr) = (Datatype::JSON, Datatype::XATTR);
     for (datatype, is_refused) in [
         (Datatype::RAW, false),

@@ -91,7 +91,7 @@ fn va_01_a_key_only_document_has_no_value() {
 }
 
 #[test]
-fn keys_alone_are_read_from_disk_without_what_belongs_to_them() {
+fn keys_alone_are_read_from_disk_without_values() {
     let written = Item { flags: 7, expiry: 8, ..doc(1, 0) };
     let removed = Item { seqno: Seqno(2), ..tombstone(ItemKind::Deletion) };
     let older = ServerVersion { major: 6, minor: 0, patch: 5 };
@@ -189,7 +189,7 @@ fn va_14_and_va_15_an_expiration_keeps_system_xattrs_only() {
 }
 
 #[test]
-fn the_layout_of_tombstones_follows_the_open_flags() {
+fn tombstone_layout_follows_the_open_flags() {
     let times = PLAIN | OpenFlags::INCLUDE_DELETE_TIMES;
     let expiry = [("enable_expiry_opcode", "true")];
     for (kind, flags, controls, opcode, len) in [
@@ -208,7 +208,7 @@ fn the_layout_of_tombstones_follows_the_open_flags() {
 }
 
 #[test]
-fn the_last_byte_of_a_mutation_is_a_frequency_for_those_who_asked_for_it() {
+fn mutation_ends_with_a_frequency_for_those_who_requested_it() {
     for (controls, frequency) in [
         (&[][..], 2),
         (&[("supports_hifi_MFU", "true")], 4),
@@ -221,13 +221,13 @@ fn the_last_byte_of_a_mutation_is_a_frequency_for_those_who_asked_for_it() {
 }
 
 #[test]
-fn a_large_compressed_document_is_inflated_for_those_who_do_not_read_it() {
+fn document_that_is_compressed_is_inflated_for_clients_without_snappy() {
     let item = || Item { value: Bytes::from(vec![0; 2 << 20]), ..raw("") };
     assert_eq!(sent(compressed(item()), PLAIN), (Datatype::RAW, item().value.to_vec()));
 }
 
 #[test]
-fn a_stored_value_that_is_damaged_ends_the_stream() {
+fn value_that_is_stored_damaged_ends_the_stream() {
     let damaged =
         Item { value: Bytes::from_static(b"\xff\xff\xff\xff"), datatype: JSON_XATTR, ..doc(1, 0) };
     let bucket = Bucket::with(VBucket::new().checkpoint(1, [damaged]));

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_grow_while_the_clock_stands_still_or_goes_back() {
+    fn cas_grows_while_the_clock_stands_still_or_goes_back() {
         let mut clock = HybridClock::default();
         let first = clock.tick(Now(0x5_0000));
         assert_eq!(first, Cas(0x5_0000));

@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_image_is_its_items_in_order_whatever_is_removed(
+        fn disk_image_is_its_items_in_order_whatever_is_removed(
             count in 1u64..3000,
             removed in prop::collection::vec(1u64..3000, 0..2500),
             after in 0u64..3100,

@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_manifest_comes_back_with_its_ids_and_those_to_come() {
+    fn manifest_comes_back_with_its_ids_and_those_to_come() {
         let mut manifest = Manifest::default();
         manifest.create_scope("shop").unwrap();
         let settings = CollectionSettings { max_ttl: Some(60), history: true };

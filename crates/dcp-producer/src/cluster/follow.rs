@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_version_is_new_until_it_was_seen() {
+    async fn map_version_is_new_until_it_was_seen() {
         let versions = Arc::new(Versions::default());
         let mut follower = versions.follow();
         assert!(!follower.has_changed());

@@ -435,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn an_out_of_order_snapshot_breaks_off_after_so_many_items_or_before_its_end() {
+    fn snapshot_out_of_order_breaks_off_after_so_many_items_or_at_its_end() {
         const OSO: Opcode = Opcode::DCP_OSO_SNAPSHOT;
         const ITEM: Opcode = Opcode::DCP_MUTATION;
         let never = r#"[{"condition": {"vbucket": 7}, "reaction": "oso_cut"}]"#;

@@ -33,7 +33,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_whole_basic_headers_are_read() {
+    fn basic_authorization_header_is_read_only_whole() {
         let read = |header: &str| decode(header.as_bytes()).map(|pair| pair.to_string());
         assert_eq!(read("Basic dXNlcjpwYTpzcw==").as_deref(), Some("user:pa:ss"));
         assert_eq!(read("basic  dXNlcjpw ").as_deref(), Some("user:p"));

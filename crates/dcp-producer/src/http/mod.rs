@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_that_says_nothing_or_does_not_finish_is_cut_off() {
+    async fn http_client_that_says_nothing_or_does_not_finish_is_cut_off() {
         for said in ["", "GET /pools HTTP/1.1\r\nHost: no"] {
             let (mut client, server) = tokio::io::duplex(1 << 10);
             client.write_all(said.as_bytes()).await.unwrap();
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_is_closed_once_nothing_more_is_asked() {
+    async fn http_connection_is_closed_once_nothing_more_is_requested() {
         let (mut client, server) = tokio::io::duplex(1 << 10);
         let served = tokio::spawn(management().serve(server, true));
         client.write_all(b"GET /whoami HTTP/1.1\r\nHost: node\r\n\r\n").await.unwrap();

@@ -112,7 +112,7 @@ mod tests {
 
     /// It may be committed later, so the answer cannot be that it is impossible.
     #[test]
-    fn a_prepared_write_that_loses_its_replica_before_the_answer_waits() {
+    fn durable_write_that_loses_its_replica_before_the_answer_waits() {
         let mut session = session();
         let served = session.cluster.first();
         let frame = Frame::request(Opcode::SET).with_key(b"key").with_framing_extras(&[0x11, 1]);

@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_offered_features_are_granted_each_once_in_the_order_of_their_codes() {
+    fn features_offered_are_granted_once_in_the_order_of_their_codes() {
         let wanted = [
             Feature::XERROR,
             Feature::SUBDOC_DOCUMENT_MACRO_SUPPORT,
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn the_brief_notification_wins() {
+    fn map_notification_is_brief_if_a_client_wants_both() {
         let full = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION;
         let brief = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF;
         let push = |wanted: &[Feature]| Features::negotiate(wanted).1.map_push;

@@ -547,7 +547,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_that_grew_is_let_go_however_it_was_emptied() {
+    fn buffer_that_grew_is_freed_however_it_was_emptied() {
         for (len, is_kept) in [(64 << 10, true), (KEPT_CAPACITY * 2, false)] {
             let mut buffer = BytesMut::zeroed(len);
             buffer.advance(len - 10);

@@ -40,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_ends_its_former_owner_and_only_the_owner_frees_it() {
+    fn dcp_name_ends_its_former_owner_and_only_its_owner_frees_it() {
         let names = DcpNames::default();
         let (first, second) = (CancellationToken::new(), CancellationToken::new());
         names.claim(b"reader", 1, first.clone());

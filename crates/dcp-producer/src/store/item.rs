@@ -150,12 +150,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_stored_is_what_was_there(item in items()) {
+        fn stored_item_is_read_as_it_was_written(item in items()) {
             prop_assert_eq!(decode(&encode(&item).unwrap()).unwrap(), item);
         }
 
         #[test]
-        fn whatever_is_read_nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
+        fn stored_item_of_any_bytes_makes_nothing_panic(bytes in prop::collection::vec(any::<u8>(), 0..100)) {
             let _ = decode(&bytes);
         }
     }

@@ -35,7 +35,7 @@ mod tests {
     }
 
     #[test]
-    fn the_common_name_is_read_in_either_form() {
+    fn certificate_common_name_is_read_in_either_form() {
         let printable = DnValue::PrintableString("Administrator".try_into().unwrap());
         for value in [DnValue::Utf8String("Jürgen".to_owned()), printable] {
             let mut name = DistinguishedName::new();
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn a_certificate_without_a_common_name_is_for_nobody() {
+    fn certificate_without_a_common_name_is_for_nobody() {
         assert_eq!(common_name(&certificate(DistinguishedName::new())), None);
         assert_eq!(common_name(&CertificateDer::from(&b"\x30\x82\xff\xff"[..])), None);
     }

@@ -12,7 +12,7 @@ fn auth<'a>(mechanism: Mechanism, message: &'a [u8]) -> Frame<'a> {
 }
 
 #[tokio::test]
-async fn every_scram_mechanism_proves_both_sides() {
+async fn scram_proves_both_sides_with_every_mechanism() {
     let producer = start_one().await;
     for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password()) {
         let mut client = RawClient::connect(&producer, 0).await;
@@ -22,7 +22,7 @@ async fn every_scram_mechanism_proves_both_sides() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_and_an_unknown_user_are_refused_alike() {
+async fn password_that_is_wrong_is_refused_like_an_unknown_user() {
     let producer = start_one().await;
     for (username, password) in [("Administrator", "wrong"), ("nobody", "password")] {
         let mut client = RawClient::connect(&producer, 0).await;
@@ -42,7 +42,7 @@ async fn a_wrong_password_and_an_unknown_user_are_refused_alike() {
 }
 
 #[tokio::test]
-async fn nothing_but_setting_up_works_before_authentication() {
+async fn connection_only_allows_set_up_before_authentication() {
     let producer = start_one().await;
     let mut client = RawClient::connect(&producer, 0).await;
     client.hello(&[Feature::XERROR]).await;
@@ -62,7 +62,7 @@ async fn nothing_but_setting_up_works_before_authentication() {
 }
 
 #[tokio::test]
-async fn a_client_without_xerror_is_cut_off_instead_of_told_a_new_status() {
+async fn client_without_xerror_is_disconnected_instead_of_sent_a_new_status() {
     let producer = start_one().await;
     let mut client = RawClient::connect(&producer, 0).await;
     // The lack of a login is no news to any client.
@@ -76,7 +76,7 @@ async fn a_client_without_xerror_is_cut_off_instead_of_told_a_new_status() {
 }
 
 #[tokio::test]
-async fn a_pipelined_set_up_is_answered_in_order() {
+async fn connection_set_up_may_be_pipelined() {
     let producer = start_one().await;
     let mut client = RawClient::connect(&producer, 0).await;
     let message = sasl::encode_plain("Administrator", "password").unwrap();
@@ -101,7 +101,7 @@ async fn a_pipelined_set_up_is_answered_in_order() {
 }
 
 #[tokio::test]
-async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
+async fn dcp_connection_cannot_authenticate_again() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     client.open_dcp(b"reader", OpenFlags::empty()).await;
@@ -112,7 +112,7 @@ async fn authentication_cannot_be_repeated_on_a_dcp_connection() {
 }
 
 #[tokio::test]
-async fn a_password_that_was_changed_is_needed_for_what_connects_later() {
+async fn password_that_was_changed_is_needed_by_later_connections() {
     let producer = start_one().await;
     let mut before = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     producer.set_password("another").unwrap();
@@ -136,7 +136,7 @@ async fn a_password_that_was_changed_is_needed_for_what_connects_later() {
 }
 
 #[tokio::test]
-async fn a_reader_may_do_what_its_role_allows_and_no_more() {
+async fn reader_may_do_what_its_role_allows_and_no_more() {
     let reads = |username: &str, reads| User {
         username: username.to_owned(),
         password: "word".to_owned(),

@@ -59,7 +59,7 @@ async fn ax_04_the_second_hello_replaces_the_first() {
 }
 
 #[tokio::test]
-async fn ax_08_to_ax_10_failover_logs_without_dcp_and_of_a_vbucket_that_is_not_there() {
+async fn ax_08_to_ax_10_failover_logs_without_dcp_and_of_a_missing_vbucket() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let of_dcp = Frame::request(Opcode::DCP_GET_FAILOVER_LOG);

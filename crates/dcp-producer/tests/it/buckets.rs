@@ -155,7 +155,7 @@ async fn buckets_are_written_streamed_flushed_and_dropped_apart() {
 }
 
 #[tokio::test]
-async fn a_bucket_that_a_cluster_cannot_have_is_refused_with_the_reason() {
+async fn bucket_that_a_cluster_cannot_have_is_refused_with_the_reason() {
     let producer = start_one().await;
     for (form, reason) in [
         ("name=", "100 letters"),
@@ -183,7 +183,7 @@ async fn a_bucket_that_a_cluster_cannot_have_is_refused_with_the_reason() {
 }
 
 #[tokio::test]
-async fn operations_on_nodes_move_the_copies_of_every_bucket() {
+async fn buckets_all_move_with_operations_on_nodes() {
     let producer = start(|options| (options.nodes, options.replicas) = (2, 1)).await;
     create(&producer, "name=other&replicaNumber=1").await;
     create(&producer, "name=single&replicaNumber=0").await;
@@ -238,7 +238,7 @@ async fn on_replica(producer: &Producer, bucket: &[u8], key: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn faults_between_nodes_concern_the_replicas_of_every_bucket() {
+async fn replicas_of_every_bucket_feel_faults_between_nodes() {
     const NAMES: [&[u8]; 3] = [b"default", b"other", b"late"];
     let producer = start(|options| (options.nodes, options.replicas) = (2, 1)).await;
     create(&producer, "name=other&replicaNumber=1").await;
@@ -270,7 +270,7 @@ async fn faults_between_nodes_concern_the_replicas_of_every_bucket() {
 }
 
 #[tokio::test]
-async fn documents_of_every_bucket_expire_once_that_is_asked_for() {
+async fn documents_of_every_bucket_expire_on_demand() {
     const PAST: u32 = 1_700_000_000;
     let producer = start_one().await;
     create(&producer, "name=other").await;
@@ -293,7 +293,7 @@ async fn documents_of_every_bucket_expire_once_that_is_asked_for() {
 }
 
 #[tokio::test]
-async fn the_map_of_a_bucket_is_sent_when_that_bucket_or_the_nodes_change() {
+async fn map_of_a_bucket_is_sent_when_that_bucket_or_the_nodes_change() {
     let producer = start(|options| (options.nodes, options.replicas) = (2, 1)).await;
     create(&producer, "name=other").await;
     let push = [Feature::DUPLEX, Feature::CLUSTER_MAP_CHANGE_NOTIFICATION];
@@ -344,7 +344,7 @@ async fn has_files(folder: &Path, count: usize) {
 }
 
 #[tokio::test]
-async fn a_data_folder_keeps_every_bucket() {
+async fn data_folder_keeps_every_bucket() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = key(&producer);
@@ -401,7 +401,7 @@ async fn a_data_folder_keeps_every_bucket() {
 }
 
 #[tokio::test]
-async fn a_damaged_file_of_a_bucket_is_an_error() {
+async fn bucket_file_that_is_damaged_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     create(&producer, "name=other").await;

@@ -18,7 +18,7 @@ fn json(packet: &Packet) -> serde_json::Value {
 }
 
 #[tokio::test]
-async fn the_map_names_every_node_and_spreads_the_vbuckets_evenly() {
+async fn map_names_every_node_and_spreads_the_vbuckets_evenly() {
     let producer = two_nodes().await;
     let mut client = RawClient::ready(&producer, 1, &[Feature::XERROR, Feature::JSON]).await;
     let map = json(&client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await);
@@ -35,7 +35,7 @@ async fn the_map_names_every_node_and_spreads_the_vbuckets_evenly() {
 }
 
 #[tokio::test]
-async fn the_map_names_what_the_bucket_can_do() {
+async fn map_names_what_the_bucket_can_do() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR, Feature::JSON]).await;
     let map = json(&client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await);
@@ -50,7 +50,7 @@ async fn the_map_names_what_the_bucket_can_do() {
 }
 
 #[tokio::test]
-async fn without_a_bucket_the_map_is_the_global_one() {
+async fn map_without_a_bucket_is_the_global_one() {
     let producer = two_nodes().await;
     let mut client = RawClient::connect(&producer, 0).await;
     client.hello(&[Feature::XERROR, Feature::JSON]).await;
@@ -65,7 +65,7 @@ async fn without_a_bucket_the_map_is_the_global_one() {
 }
 
 #[tokio::test]
-async fn a_stranger_is_told_the_map_once() {
+async fn map_comes_once_with_not_my_vbucket_where_duplicates_are_left_out() {
     let producer = two_nodes().await;
     let dedupe = Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR, dedupe]).await;
@@ -82,7 +82,7 @@ async fn a_stranger_is_told_the_map_once() {
 }
 
 #[tokio::test]
-async fn a_known_version_is_answered_with_nothing() {
+async fn map_version_that_is_known_is_answered_with_nothing() {
     let producer = start_one().await;
     let known = Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR, known]).await;
@@ -95,7 +95,7 @@ async fn a_known_version_is_answered_with_nothing() {
 }
 
 #[tokio::test]
-async fn a_new_map_is_pushed_as_the_client_wants_it() {
+async fn map_that_is_new_is_pushed_as_the_client_wants_it() {
     let producer = two_nodes().await;
     let full = [Feature::DUPLEX, Feature::CLUSTER_MAP_CHANGE_NOTIFICATION];
     let brief = [Feature::DUPLEX, Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF];
@@ -118,7 +118,7 @@ async fn a_new_map_is_pushed_as_the_client_wants_it() {
 }
 
 #[tokio::test]
-async fn names_of_collections_become_ids() {
+async fn collection_names_become_ids() {
     let producer = start_one().await;
     let features = [Feature::XERROR, Feature::COLLECTIONS];
     let mut client = RawClient::ready(&producer, 0, &features).await;

@@ -137,7 +137,7 @@ async fn scopes_and_collections_come_and_go_by_events_on_every_copy() {
 }
 
 #[tokio::test]
-async fn a_follower_sees_each_event_and_a_filter_ends_with_its_collection() {
+async fn stream_sees_each_event_and_a_filter_ends_with_its_collection() {
     let producer = two_nodes().await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     let mut all = stream(&producer, 1, b"").await;
@@ -157,7 +157,7 @@ async fn a_follower_sees_each_event_and_a_filter_ends_with_its_collection() {
 }
 
 #[tokio::test]
-async fn names_and_keys_lead_to_collections_and_their_seqnos() {
+async fn collection_names_and_keys_lead_to_collections_and_their_seqnos() {
     let producer = two_nodes().await;
     producer.create_scope("shop").unwrap();
     let carts = producer.create_collection("shop", "carts", None).unwrap();
@@ -188,7 +188,7 @@ async fn names_and_keys_lead_to_collections_and_their_seqnos() {
 }
 
 #[tokio::test]
-async fn a_vbucket_that_goes_back_is_brought_forward_again() {
+async fn vbucket_that_rolls_back_gets_the_manifest_again() {
     let producer = two_nodes().await;
     write(&producer, CollectionId::DEFAULT).unwrap();
     producer.persist();
@@ -208,7 +208,7 @@ async fn a_vbucket_that_goes_back_is_brought_forward_again() {
 }
 
 #[tokio::test]
-async fn a_collection_is_changed_and_flushed_by_events_in_the_form_asked_for() {
+async fn collection_modify_and_flush_are_events_in_the_requested_form() {
     let producer = two_nodes().await;
     let carts = producer.create_collection("_default", "carts", None).unwrap();
     let mut told = stream_with(&producer, 1, b"", &[b"flatbuffers_system_events"]).await;
@@ -261,7 +261,7 @@ async fn next_marker(client: &mut RawClient) -> (u64, u64, u32) {
 
 /// Without collections, a client only learns from the next marker that a checkpoint began.
 #[tokio::test]
-async fn a_checkpoint_that_begins_with_events_is_announced_with_the_first_document() {
+async fn checkpoint_begun_with_events_is_announced_with_the_first_document() {
     let producer = start(|options| options.vbuckets = 1).await;
     let mut client = legacy_stream(&producer).await;
     for (change, marker) in [

@@ -130,7 +130,7 @@ async fn ft_16_a_crash_loses_what_was_not_stored_and_begins_a_branch() {
 }
 
 #[tokio::test]
-async fn what_goes_away_is_gone_from_the_folder() {
+async fn data_folder_forgets_what_is_removed() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let keys = keys(&producer, 3);
@@ -182,7 +182,7 @@ async fn what_goes_away_is_gone_from_the_folder() {
 }
 
 #[tokio::test]
-async fn a_collection_that_was_dropped_is_there_again_before_that() {
+async fn collection_that_was_dropped_exists_again_before_that() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = keys(&producer, 1).remove(0);
@@ -205,7 +205,7 @@ async fn a_collection_that_was_dropped_is_there_again_before_that() {
 }
 
 #[tokio::test]
-async fn a_change_is_told_as_persisted_once_it_is_in_the_folder() {
+async fn change_is_reported_persisted_once_it_is_in_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = keys(&producer, 1).remove(0);
@@ -224,7 +224,7 @@ async fn a_change_is_told_as_persisted_once_it_is_in_the_folder() {
 }
 
 #[tokio::test]
-async fn a_copy_that_takes_over_is_stored_in_place_of_the_one_that_failed() {
+async fn copy_that_takes_over_is_stored_in_place_of_the_failed_one() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let keys = keys(&producer, 3);
@@ -247,7 +247,7 @@ async fn a_copy_that_takes_over_is_stored_in_place_of_the_one_that_failed() {
 }
 
 #[tokio::test]
-async fn a_node_that_was_failed_over_stays_out_until_a_rebalance() {
+async fn node_that_was_failed_over_stays_out_until_a_rebalance() {
     let three = |options: &mut ProducerOptions| (options.nodes, options.replicas) = (3, 2);
     let folder = tempfile::tempdir().unwrap();
     let producer = open_with(folder.path(), three).await;
@@ -284,7 +284,7 @@ async fn a_node_that_was_failed_over_stays_out_until_a_rebalance() {
 }
 
 #[tokio::test]
-async fn a_folder_is_one_buckets_and_one_process_s_at_a_time() {
+async fn data_folder_belongs_to_one_bucket_and_one_process_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let refusal = async |set: fn(&mut ProducerOptions)| {
         let mut options = ProducerOptions::default();
@@ -332,7 +332,7 @@ async fn changes(producer: &Producer, node: usize, keeps_history: bool) -> Vec<(
 }
 
 #[tokio::test]
-async fn every_version_is_there_again_where_history_is_kept() {
+async fn data_folder_has_every_version_where_history_is_kept() {
     let folder = tempfile::tempdir().unwrap();
     let with_history = |options: &mut ProducerOptions| options.keeps_history = true;
     let producer = open_with(folder.path(), with_history).await;
@@ -363,7 +363,7 @@ async fn every_version_is_there_again_where_history_is_kept() {
 
 /// One that was fed anew would have the newest versions only.
 #[tokio::test]
-async fn a_replica_comes_back_with_what_its_node_had() {
+async fn replica_comes_back_with_what_its_node_had() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let keys = keys(&producer, 3);
@@ -410,7 +410,7 @@ async fn prepared(producer: &Producer, key: &str) -> RawClient {
 }
 
 #[tokio::test]
-async fn a_durable_write_that_was_prepared_is_committed_once_copies_have_it() {
+async fn durable_write_that_was_prepared_is_committed_once_copies_have_it() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = keys(&producer, 1).remove(0);
@@ -440,7 +440,7 @@ async fn a_durable_write_that_was_prepared_is_committed_once_copies_have_it() {
 }
 
 #[tokio::test]
-async fn a_durable_write_waits_for_the_folder() {
+async fn durable_write_waits_for_the_data_folder() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = keys(&producer, 1).remove(0);
@@ -457,7 +457,7 @@ async fn a_durable_write_waits_for_the_folder() {
 }
 
 #[tokio::test]
-async fn what_was_prepared_by_hand_is_completed_too() {
+async fn durable_write_prepared_by_hand_is_completed_too() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     let key = keys(&producer, 1).remove(0);
@@ -501,7 +501,7 @@ async fn copies_move_where_the_cluster_has_other_nodes_now() {
 
 /// A folder that an earlier version wrote, or a later one.
 #[tokio::test]
-async fn a_folder_of_another_format_is_refused_with_what_to_do() {
+async fn data_folder_of_another_format_is_refused_with_advice() {
     let folder = tempfile::tempdir().unwrap();
     open(folder.path()).await.shutdown().await;
     let table = redb::TableDefinition::<&str, &[u8]>::new("bucket");
@@ -526,7 +526,7 @@ async fn a_folder_of_another_format_is_refused_with_what_to_do() {
 
 /// Bits that fell over, and files that end too early: the folder opens or is refused.
 #[tokio::test]
-async fn a_damaged_folder_is_an_error_or_none() {
+async fn data_folder_that_is_damaged_is_an_error_or_none() {
     let folder = tempfile::tempdir().unwrap();
     let producer = open(folder.path()).await;
     for key in keys(&producer, 40) {

@@ -42,7 +42,7 @@ async fn body(client: &mut RawClient, key: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_document_is_written_read_replaced_and_removed() {
+async fn document_is_written_read_replaced_and_removed() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     let get = Frame::request(Opcode::GET).with_key(&key);
@@ -72,7 +72,7 @@ async fn a_document_is_written_read_replaced_and_removed() {
 }
 
 #[tokio::test]
-async fn the_handle_and_clients_see_the_same_documents() {
+async fn documents_are_the_same_for_the_handle_and_for_clients() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     let token =
@@ -131,7 +131,7 @@ async fn counters_appends_and_touches_change_what_is_there() {
 }
 
 #[tokio::test]
-async fn a_document_whose_time_has_passed_is_gone_and_leaves_an_expiration() {
+async fn document_whose_time_has_passed_is_gone_and_leaves_an_expiration() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     let extras = store_extras(1);
@@ -150,7 +150,7 @@ async fn a_document_whose_time_has_passed_is_gone_and_leaves_an_expiration() {
 }
 
 #[tokio::test]
-async fn compressed_values_are_inflated_and_forged_ones_refused() {
+async fn values_that_are_compressed_are_inflated_and_forged_ones_refused() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     let value = vec![b'a'; 10_000];
@@ -173,7 +173,7 @@ async fn compressed_values_are_inflated_and_forged_ones_refused() {
 }
 
 #[tokio::test]
-async fn a_value_stored_compressed_is_read_so_by_those_who_agreed_on_it() {
+async fn value_stored_compressed_is_sent_so_to_clients_that_negotiated_it() {
     let producer = start(|options| options.keeps_compressed = true).await;
     let (mut client, key) = client_and_key(&producer).await;
     let document = [br#"{"pad":""#, &[b'a'; 1000][..], br#""}"#].concat();
@@ -283,7 +283,7 @@ fn of_path(flags: u8, path: &str, value: &str) -> ([u8; 3], Vec<u8>) {
 }
 
 #[tokio::test]
-async fn a_command_of_one_path_reads_or_changes_it() {
+async fn subdoc_command_reads_or_changes_one_path() {
     const CREATE_XATTR: u8 = 0x05;
     const XATTR: u8 = 0x04;
     let producer = start_one().await;
@@ -325,7 +325,7 @@ async fn a_command_of_one_path_reads_or_changes_it() {
 
 /// The macros of a document that is being created are zeros.
 #[tokio::test]
-async fn macros_of_a_missing_document_are_those_of_nothing() {
+async fn subdoc_macros_of_a_missing_document_are_empty() {
     const XATTR_WITH_MACROS: u8 = 0x04 | 0x10;
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
@@ -363,7 +363,7 @@ async fn macros_of_a_missing_document_are_those_of_nothing() {
 }
 
 #[tokio::test]
-async fn who_creates_a_document_creates_its_paths() {
+async fn subdoc_paths_are_created_with_their_document() {
     const CREATE: u8 = 0x01;
     const ADD: u8 = 0x02;
     let producer = start_one().await;
@@ -387,7 +387,7 @@ async fn who_creates_a_document_creates_its_paths() {
 }
 
 #[tokio::test]
-async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
+async fn bucket_that_is_full_refuses_writes_until_there_is_room() {
     let producer = start(|options| options.memory_quota_bytes = 1 << 20).await;
     let (mut client, key) = client_and_key(&producer).await;
     let value = vec![b'v'; 600_000];
@@ -402,7 +402,7 @@ async fn a_full_bucket_refuses_writes_and_takes_them_after_room_is_made() {
 }
 
 #[tokio::test]
-async fn what_is_not_offered_is_said_so() {
+async fn commands_that_are_not_offered_are_refused_as_such() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     for opcode in [Opcode(0x77), Opcode::OBSERVE] {
@@ -421,7 +421,7 @@ async fn what_is_not_offered_is_said_so() {
 }
 
 #[tokio::test]
-async fn a_locked_document_is_written_by_who_has_locked_it() {
+async fn document_that_is_locked_is_written_by_its_lock_holder_only() {
     let producer = start_one().await;
     let (mut client, key) = client_and_key(&producer).await;
     let lock = |seconds: &'static [u8]| Frame::request(Opcode::GET_LOCKED).with_extras(seconds);

@@ -51,7 +51,7 @@ fn token(packet: &Packet) -> MutationToken {
 }
 
 #[tokio::test]
-async fn a_write_is_seen_once_a_majority_has_it() {
+async fn durable_write_is_visible_once_a_majority_has_it() {
     let producer = two_nodes().await;
     let [key, other] = keys(&producer);
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
@@ -85,7 +85,7 @@ async fn a_write_is_seen_once_a_majority_has_it() {
 }
 
 #[tokio::test]
-async fn what_takes_too_long_is_ambiguous_and_aborted() {
+async fn durable_write_that_takes_too_long_is_ambiguous_and_aborted() {
     let producer = two_nodes().await;
     let [key] = keys(&producer);
     producer.set_replica_lag(Vbid(0), 1, None).unwrap();
@@ -98,7 +98,7 @@ async fn what_takes_too_long_is_ambiguous_and_aborted() {
 }
 
 #[tokio::test]
-async fn a_write_that_nobody_waits_for_is_completed_all_the_same() {
+async fn durable_write_that_nobody_waits_for_is_completed() {
     let producer = two_nodes().await;
     let [key] = keys(&producer);
     producer.set_replica_lag(Vbid(0), 1, None).unwrap();
@@ -114,7 +114,7 @@ async fn a_write_that_nobody_waits_for_is_completed_all_the_same() {
 }
 
 #[tokio::test]
-async fn levels_that_ask_for_disks_wait_for_them() {
+async fn durability_levels_that_need_disks_wait_for_them() {
     let producer = two_nodes().await;
     let [first, second, third] = keys(&producer);
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
@@ -128,7 +128,7 @@ async fn levels_that_ask_for_disks_wait_for_them() {
 }
 
 #[tokio::test]
-async fn what_cannot_become_durable_is_refused_at_once() {
+async fn durable_write_that_is_impossible_is_refused_at_once() {
     let lonely = start(|options| options.replicas = 1).await;
     let mut client = RawClient::ready(&lonely, 0, FEATURES).await;
     client
@@ -149,7 +149,7 @@ async fn what_cannot_become_durable_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn every_kind_of_write_can_be_durable() {
+async fn durable_write_may_be_of_every_kind() {
     let producer = two_nodes().await;
     let [key, counter] = keys(&producer);
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
@@ -178,7 +178,7 @@ async fn every_kind_of_write_can_be_durable() {
 }
 
 #[tokio::test]
-async fn a_copy_that_takes_over_completes_what_was_prepared() {
+async fn copy_that_takes_over_completes_what_was_prepared() {
     let producer = start(|options| (options.nodes, options.replicas) = (3, 2)).await;
     let [key] = keys(&producer);
     let behind = producer.copies_of(Vbid(0)).unwrap();
@@ -275,7 +275,7 @@ async fn write_and_read(features: &[Feature], barrier: &[u8]) -> (Producer, RawC
 }
 
 #[tokio::test]
-async fn without_unordered_execution_answers_wait_for_a_durable_write() {
+async fn ordered_execution_makes_answers_wait_for_a_durable_write() {
     let (producer, mut client) = write_and_read(FEATURES, &[]).await;
     client.expect_silence().await;
     producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
@@ -283,7 +283,7 @@ async fn without_unordered_execution_answers_wait_for_a_durable_write() {
 }
 
 #[tokio::test]
-async fn with_unordered_execution_others_are_answered_before_a_durable_write() {
+async fn unordered_execution_answers_others_before_a_durable_write() {
     let (producer, mut client) = write_and_read(UNORDERED, &[]).await;
     assert_eq!(answered(&mut client).await, [2]);
     // What may not be reordered waits, and so does what follows it.
@@ -296,7 +296,7 @@ async fn with_unordered_execution_others_are_answered_before_a_durable_write() {
 }
 
 #[tokio::test]
-async fn a_barrier_keeps_the_order() {
+async fn unordered_execution_keeps_the_order_at_a_barrier() {
     let (producer, mut client) = write_and_read(UNORDERED, &[0x00]).await;
     client.expect_silence().await;
     producer.set_replica_lag(Vbid(0), 1, Some(0)).unwrap();
@@ -304,7 +304,7 @@ async fn a_barrier_keeps_the_order() {
 }
 
 #[tokio::test]
-async fn a_connection_has_32_requests_underway() {
+async fn connection_has_at_most_32_requests_underway() {
     let producer = two_nodes().await;
     let held: [String; 32] = keys(&producer);
     producer.set_replica_lag(Vbid(0), 1, None).unwrap();
@@ -327,7 +327,7 @@ async fn a_connection_has_32_requests_underway() {
 /// Node 0 crashes and comes back without its changes, and its replica hears nothing of it: what it
 /// acknowledged before says nothing about the writes that follow.
 #[tokio::test]
-async fn a_replica_acknowledges_anew_what_follows_a_crash() {
+async fn replica_acknowledges_again_after_a_crash() {
     let producer = two_nodes().await;
     let [first, second, third] = keys(&producer);
     producer.hold_persistence(Vbid(0), 0, true).unwrap();
@@ -347,7 +347,7 @@ async fn a_replica_acknowledges_anew_what_follows_a_crash() {
 
 /// The same when the active copy is rolled back.
 #[tokio::test]
-async fn a_replica_acknowledges_anew_what_follows_a_rollback() {
+async fn replica_acknowledges_again_after_a_rollback() {
     let producer = two_nodes().await;
     let [first, second, third] = keys(&producer);
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
@@ -361,7 +361,7 @@ async fn a_replica_acknowledges_anew_what_follows_a_rollback() {
 }
 
 #[tokio::test]
-async fn a_write_with_metadata_cannot_be_durable() {
+async fn write_with_metadata_cannot_be_durable() {
     let producer = two_nodes().await;
     let [key] = keys(&producer);
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;

@@ -194,7 +194,7 @@ async fn durable_writes_on_disk_are_sent_as_recorded() {
 }
 
 #[tokio::test]
-async fn a_replica_sees_the_prepare_and_others_what_was_committed() {
+async fn prepare_is_sent_to_replicas_and_its_commit_to_other_clients() {
     let scenario = Scenario::load("8.0.2-sync-live-replica-ack").unwrap();
     let producer = one_vbucket().await;
     // What was there before: a deletion as the third version of a document, and so on.
@@ -234,7 +234,7 @@ fn seqno_of(message: &[u8]) -> Option<u64> {
 
 /// Four clients look on: with and without durable writes, as a replica, and with collections.
 #[tokio::test]
-async fn each_client_sees_of_durable_writes_what_it_asked_for() {
+async fn durable_writes_are_sent_as_each_client_requested() {
     let scenario = Scenario::load("8.0.2-sync-live").unwrap();
     let producer = one_vbucket().await;
     let mut clients = Vec::new();

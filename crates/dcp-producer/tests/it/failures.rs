@@ -88,7 +88,7 @@ fn chain(map: &serde_json::Value) -> Vec<i64> {
 }
 
 #[tokio::test]
-async fn a_replica_has_what_its_lag_lets_through_and_can_be_streamed() {
+async fn replica_with_a_lag_has_what_passed_and_can_be_streamed() {
     let producer = cluster(3, 2).await;
     producer.set_replica_lag(VB, 2, Some(3)).unwrap();
     let last = write(&producer, "a", 10);
@@ -136,7 +136,7 @@ async fn ss_27_a_replica_tells_the_rest_of_a_snapshot_without_another_marker() {
 }
 
 #[tokio::test]
-async fn a_hard_failover_loses_what_was_not_replicated() {
+async fn failover_without_grace_loses_what_was_not_replicated() {
     let producer = cluster(2, 1).await;
     write(&producer, "a", 10);
     producer.set_replica_lag(VB, 1, None).unwrap();
@@ -169,7 +169,7 @@ async fn a_hard_failover_loses_what_was_not_replicated() {
 }
 
 #[tokio::test]
-async fn a_branch_begins_below_what_was_not_persisted() {
+async fn branch_begins_below_what_was_not_persisted() {
     let producer = cluster(2, 1).await;
     assert_eq!(write(&producer, "a", 3), Seqno(3));
     producer.persist();
@@ -236,7 +236,7 @@ async fn ft_15_a_graceful_failover_loses_nothing_and_begins_no_branch() {
 
 /// Its document is still there, and it leaves once its replica runs.
 #[tokio::test]
-async fn a_node_whose_vbuckets_cannot_be_taken_over_stays() {
+async fn node_whose_vbuckets_cannot_be_taken_over_stays() {
     let producer = cluster(2, 1).await;
     write(&producer, "a", 1);
     let stays = || producer.num_nodes() == 2 && producer.copies_of(VB).unwrap() == [0, 1];
@@ -259,7 +259,7 @@ async fn a_node_whose_vbuckets_cannot_be_taken_over_stays() {
 
 /// Its copy holds changes that the crash has lost, and nothing is read from a node that is down.
 #[tokio::test]
-async fn a_vbucket_does_not_move_away_from_a_node_that_is_down() {
+async fn vbucket_does_not_move_away_from_a_node_that_is_down() {
     let producer = cluster(3, 1).await;
     assert_eq!(producer.copies_of(VB).unwrap(), [0, 1]);
     producer.set_replica_lag(VB, 1, None).unwrap();
@@ -277,7 +277,7 @@ async fn a_vbucket_does_not_move_away_from_a_node_that_is_down() {
 }
 
 #[tokio::test]
-async fn a_crash_loses_what_was_not_persisted_and_gives_its_seqnos_again() {
+async fn crash_loses_what_was_not_persisted_and_gives_its_seqnos_again() {
     let producer = cluster(2, 1).await;
     write(&producer, "a", 5);
     producer.persist();
@@ -323,7 +323,7 @@ async fn ft_18_a_clean_restart_keeps_everything() {
 }
 
 #[tokio::test]
-async fn a_rebalance_spreads_vbuckets_over_new_and_returned_nodes() {
+async fn rebalance_spreads_vbuckets_over_new_and_returned_nodes() {
     let producer = cluster(1, 1).await;
     let last = write(&producer, "a", 5);
     let mut client = reader(&producer, 0).await;
@@ -354,7 +354,7 @@ async fn a_rebalance_spreads_vbuckets_over_new_and_returned_nodes() {
 }
 
 #[tokio::test]
-async fn a_rebalance_gives_a_map_for_each_vbucket_that_moves() {
+async fn rebalance_gives_a_map_for_each_vbucket_that_moves() {
     let producer = start(|options| (options.vbuckets, options.replicas) = (16, 1)).await;
     let mut client = RawClient::ready(
         &producer,
@@ -379,7 +379,7 @@ async fn a_rebalance_gives_a_map_for_each_vbucket_that_moves() {
 }
 
 #[tokio::test]
-async fn an_unsafe_failover_begins_an_epoch() {
+async fn failover_that_is_unsafe_begins_an_epoch() {
     let producer = cluster(3, 1).await;
     let last = write(&producer, "a", 5);
     let (epoch, _) = producer.map_version();
@@ -403,7 +403,7 @@ async fn an_unsafe_failover_begins_an_epoch() {
 }
 
 #[tokio::test]
-async fn the_largest_cluster_map_has_1024_vbuckets_with_three_replicas() {
+async fn map_of_1024_vbuckets_with_three_replicas_is_sent() {
     let producer = start(|options| {
         (options.nodes, options.vbuckets, options.replicas) = (4, 1024, 3);
     })
@@ -424,7 +424,7 @@ async fn the_largest_cluster_map_has_1024_vbuckets_with_three_replicas() {
 }
 
 #[tokio::test]
-async fn a_dropped_bucket_ends_connections_without_a_word_and_comes_back_as_another() {
+async fn bucket_that_was_dropped_ends_connections_and_comes_back_as_another() {
     let producer = cluster(2, 1).await;
     let last = write(&producer, "a", 5);
     let mut client = reader(&producer, 0).await;
@@ -461,7 +461,7 @@ fn count(bytes: &[u8], opcode: Opcode) -> usize {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_under_load_say_nothing_of_a_dropped_bucket() {
+async fn streams_under_load_get_no_end_from_a_dropped_bucket() {
     let producer = start(|options| options.vbuckets = 64).await;
     for round in 0..10 {
         let mut clients = Vec::new();
@@ -489,7 +489,7 @@ async fn streams_under_load_say_nothing_of_a_dropped_bucket() {
 }
 
 #[tokio::test]
-async fn an_ephemeral_bucket_has_no_disk() {
+async fn ephemeral_bucket_has_no_disk() {
     let producer = start(|options| {
         options.ephemeral = true;
         options.alternate_host = Some("localhost".to_owned());
@@ -520,7 +520,7 @@ async fn an_ephemeral_bucket_has_no_disk() {
 }
 
 #[tokio::test]
-async fn a_replica_made_active_begins_a_branch_where_it_has_persisted_everything() {
+async fn replica_made_active_begins_a_branch_at_its_persisted_seqno() {
     let producer = cluster(1, 0).await;
     let persisted = write(&producer, "before", 3);
     producer.persist();

@@ -215,7 +215,7 @@ async fn read(mut client: RawClient, end: u64) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn every_reaction_happens_where_its_condition_holds_and_nowhere_else() {
+async fn fault_reactions_happen_where_their_condition_holds_and_nowhere_else() {
     let producer = cluster().await;
     let plain = Plain::of(&producer).await;
     // Connections so far.

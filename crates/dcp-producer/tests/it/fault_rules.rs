@@ -3,7 +3,7 @@
 use dcp_producer::parse_rules;
 
 #[test]
-fn names_that_mean_nothing_are_refused_with_the_nearest() {
+fn fault_names_that_are_unknown_are_refused_with_the_nearest() {
     for (rules, message) in [
         ("{", "the fault rules are not JSON"),
         ("{}", "rules: must be a list of objects"),
@@ -78,7 +78,7 @@ fn names_that_mean_nothing_are_refused_with_the_nearest() {
 }
 
 #[test]
-fn rules_survive_being_written_and_read() {
+fn fault_rules_survive_being_written_and_read() {
     let rules = parse_rules(
         r#"[{"name": "a", "condition": {"opcode": ["DCP_MUTATION", 250], "vbucket": [1, 2],
              "connection": "spark*", "node": 1, "direction": "to_client", "nth": 3, "every": 2,

@@ -77,7 +77,7 @@ fn opcodes(mut bytes: &[u8]) -> (Vec<Opcode>, usize) {
 }
 
 #[tokio::test]
-async fn without_rules_and_with_rules_for_others_nothing_happens() {
+async fn fault_rules_for_others_do_nothing() {
     let others = r#"[
         {"condition": {"opcode": "DCP_DELETION"}, "reaction": "drop"},
         {"condition": {"vbucket": 1}, "reaction": "drop"},
@@ -100,7 +100,7 @@ async fn without_rules_and_with_rules_for_others_nothing_happens() {
 }
 
 #[tokio::test]
-async fn a_dropped_packet_does_not_come_and_is_counted() {
+async fn packet_that_is_dropped_does_not_come_and_is_counted() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 2}, "reaction": "drop"}]"#;
     let producer = cluster(3, rules).await;
     let mut client = streaming(&producer).await;
@@ -112,7 +112,7 @@ async fn a_dropped_packet_does_not_come_and_is_counted() {
 }
 
 #[tokio::test]
-async fn every_nth_packet_of_the_named_connection_and_vbucket_is_dropped() {
+async fn packets_of_one_connection_and_vbucket_are_dropped_every_nth() {
     let rules = r#"[{"condition": {"opcode": ["DCP_MUTATION", "DCP_DELETION"], "vbucket": 0,
         "connection": "read*", "every": 2}, "reaction": "drop"}]"#;
     let producer = cluster(5, rules).await;
@@ -126,7 +126,7 @@ async fn every_nth_packet_of_the_named_connection_and_vbucket_is_dropped() {
 }
 
 #[tokio::test]
-async fn chance_is_the_same_for_the_same_seed() {
+async fn fault_probability_is_reproducible_by_its_seed() {
     let mut seen: Vec<Vec<u64>> = Vec::new();
     for seed in [7, 7, 8] {
         let rules = format!(
@@ -153,7 +153,7 @@ async fn chance_is_the_same_for_the_same_seed() {
 }
 
 #[tokio::test]
-async fn rules_change_while_a_stream_runs() {
+async fn fault_rules_change_while_a_stream_runs() {
     let producer = cluster(1, "[]").await;
     let mut client = streaming(&producer).await;
     assert_eq!(next(&mut client).await, (MARKER, 0));
@@ -171,7 +171,7 @@ async fn rules_change_while_a_stream_runs() {
 }
 
 #[tokio::test]
-async fn a_lost_request_is_never_answered() {
+async fn request_that_is_lost_is_never_answered() {
     let rules = r#"[{"condition": {"opcode": "NOOP", "direction": "to_server", "nth": 1},
         "reaction": "drop"}]"#;
     let producer = cluster(0, rules).await;
@@ -184,7 +184,7 @@ async fn a_lost_request_is_never_answered() {
 }
 
 #[tokio::test]
-async fn a_delayed_packet_and_what_follows_come_later() {
+async fn packet_that_is_delayed_delays_what_follows() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 2},
         "reaction": {"delay": {"seconds": 0.4}}}]"#;
     let producer = cluster(3, rules).await;
@@ -199,7 +199,7 @@ async fn a_delayed_packet_and_what_follows_come_later() {
 }
 
 #[tokio::test]
-async fn a_delay_ends_with_its_rule() {
+async fn fault_delay_ends_with_its_rule() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION"},
         "reaction": {"delay": {"seconds": 3600}}}]"#;
     let producer = cluster(2, rules).await;
@@ -212,7 +212,7 @@ async fn a_delay_ends_with_its_rule() {
 }
 
 #[tokio::test]
-async fn a_delayed_request_is_carried_out_later() {
+async fn request_that_is_delayed_is_carried_out_later() {
     let rules = r#"[{"condition": {"opcode": "NOOP", "direction": "to_server"},
         "reaction": {"delay": {"seconds": 0.3}}}]"#;
     let producer = cluster(0, rules).await;
@@ -224,7 +224,7 @@ async fn a_delayed_request_is_carried_out_later() {
 }
 
 #[tokio::test]
-async fn a_half_open_connection_says_nothing_and_is_not_closed() {
+async fn connection_that_is_half_open_says_nothing_and_is_not_closed() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 2}, "reaction": "half_open"}]"#;
     let producer = cluster(3, rules).await;
     let mut client = streaming(&producer).await;
@@ -242,7 +242,7 @@ async fn a_half_open_connection_says_nothing_and_is_not_closed() {
 }
 
 #[tokio::test]
-async fn a_connection_is_closed_in_place_of_a_packet() {
+async fn connection_is_closed_in_place_of_a_packet() {
     let rules =
         r#"[{"condition": {"opcode": "DCP_MUTATION", "nth": 2}, "reaction": "disconnect"}]"#;
     let producer = cluster(3, rules).await;
@@ -251,7 +251,7 @@ async fn a_connection_is_closed_in_place_of_a_packet() {
 }
 
 #[tokio::test]
-async fn a_connection_is_closed_in_place_of_handling_a_request() {
+async fn connection_is_closed_in_place_of_handling_a_request() {
     let rules = r#"[{"condition": {"opcode": "NOOP", "direction": "to_server"},
         "reaction": "disconnect"}]"#;
     let producer = cluster(0, rules).await;
@@ -265,7 +265,7 @@ async fn a_connection_is_closed_in_place_of_handling_a_request() {
 }
 
 #[tokio::test]
-async fn a_connection_is_closed_after_so_many_bytes() {
+async fn connection_is_closed_after_so_many_bytes() {
     let rules = r#"[{"condition": {"opcode": "DCP_MUTATION"},
         "reaction": {"disconnect_after": {"bytes": 100}}}]"#;
     let producer = cluster(9, rules).await;
@@ -276,7 +276,7 @@ async fn a_connection_is_closed_after_so_many_bytes() {
 }
 
 #[tokio::test]
-async fn a_request_is_answered_with_another_status() {
+async fn request_is_answered_with_another_status() {
     let rules = r#"[{"condition": {"opcode": "DCP_STREAM_REQ", "vbucket": 0, "nth": 1},
         "reaction": {"answer": {"status": "ETMPFAIL"}}}]"#;
     let producer = cluster(1, rules).await;
@@ -309,7 +309,7 @@ async fn not_my_vbucket_comes_with_the_map_or_without() {
 }
 
 #[tokio::test]
-async fn a_stream_request_is_rolled_back() {
+async fn stream_request_is_rolled_back() {
     let rules = r#"[{"condition": {"vbucket": 0}, "reaction": {"rollback": {"seqno": 5}}}]"#;
     let producer = cluster(1, rules).await;
     let mut client = reader(&producer, b"reader").await;
@@ -319,7 +319,7 @@ async fn a_stream_request_is_rolled_back() {
 }
 
 #[tokio::test]
-async fn a_stream_does_not_end() {
+async fn stream_end_is_suppressed() {
     let producer = cluster(1, r#"[{"reaction": "no_stream_end"}]"#).await;
     let mut client = reader(&producer, b"reader").await;
     ask_for(&mut client, VB, 1).await;
@@ -330,7 +330,7 @@ async fn a_stream_does_not_end() {
 }
 
 #[tokio::test]
-async fn items_come_from_beyond_the_end() {
+async fn items_come_from_past_the_end_seqno() {
     let producer = start(|options| options.persist_delay = Duration::from_secs(3600)).await;
     write(&producer, VB, 3);
     producer.persist();
@@ -358,7 +358,7 @@ async fn items_come_from_beyond_the_end() {
 }
 
 #[tokio::test]
-async fn a_marker_comes_alone_and_the_next_snapshot_is_whole() {
+async fn marker_comes_alone_and_the_next_snapshot_is_whole() {
     let rules = r#"[{"condition": {"nth": 1}, "reaction": "marker_without_items"}]"#;
     let producer = cluster(3, rules).await;
     let mut client = streaming(&producer).await;
@@ -384,7 +384,7 @@ async fn seqno_advanced_comes_before_an_item_of_the_same_seqno() {
 }
 
 #[tokio::test]
-async fn a_snapshot_in_the_order_of_the_keys_is_cut_off_after_so_many_items() {
+async fn snapshot_in_the_order_of_the_keys_is_cut_off_after_so_many_items() {
     let producer = cluster(5, r#"[{"reaction": {"oso_cut": {"items": 2}}}]"#).await;
     let mut config = producer.dcp_config();
     config.oso_backfill = dcp_producer::OsoBackfill::Enabled;
@@ -401,7 +401,7 @@ async fn a_snapshot_in_the_order_of_the_keys_is_cut_off_after_so_many_items() {
 }
 
 #[tokio::test]
-async fn a_truncated_packet_is_followed_by_the_next_at_once() {
+async fn packet_that_is_truncated_is_followed_by_the_next_at_once() {
     let rules = r#"[{"condition": {"opcode": "DCP_SNAPSHOT_MARKER"},
         "reaction": {"truncate": {"bytes": 30}}}]"#;
     let producer = cluster(1, rules).await;
@@ -413,7 +413,7 @@ async fn a_truncated_packet_is_followed_by_the_next_at_once() {
 }
 
 #[tokio::test]
-async fn one_byte_of_a_corrupted_packet_is_inverted() {
+async fn packet_that_is_corrupted_has_one_byte_inverted() {
     // Of a marker and a mutation.
     let (marker, whole) = {
         let producer = cluster(1, "[]").await;
@@ -441,7 +441,7 @@ async fn one_byte_of_a_corrupted_packet_is_inverted() {
 }
 
 #[tokio::test]
-async fn no_noop_comes_and_none_is_missed() {
+async fn noops_are_suppressed_and_none_is_missed() {
     let asking = async |producer: &Producer| {
         let mut client = reader(producer, b"reader").await;
         client.control(b"enable_noop", b"true").await;

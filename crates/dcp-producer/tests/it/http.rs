@@ -126,7 +126,7 @@ impl<S: AsyncRead + AsyncWriteExt + Unpin> Configs<S> {
 }
 
 #[tokio::test]
-async fn the_server_says_what_it_is_and_who_asks() {
+async fn server_reports_what_it_is_and_who_asks() {
     let producer = start_one().await;
     let pools = get(&producer, "/pools").await.json();
     let version = pools["implementationVersion"].as_str().unwrap();
@@ -137,7 +137,7 @@ async fn the_server_says_what_it_is_and_who_asks() {
 }
 
 #[tokio::test]
-async fn nodes_are_told_apart_and_each_names_itself() {
+async fn nodes_are_distinct_and_each_names_itself() {
     let producer = start(|options| options.nodes = 2).await;
     for index in 0..2 {
         let socket = dial(&producer, index).await;
@@ -154,7 +154,7 @@ async fn nodes_are_told_apart_and_each_names_itself() {
 }
 
 #[tokio::test]
-async fn the_bucket_is_told_over_http_as_over_kv() {
+async fn bucket_configuration_is_the_same_over_http_and_kv() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[]).await;
     let map = client.succeed(Frame::request(Opcode::GET_CLUSTER_CONFIG)).await;
@@ -168,7 +168,7 @@ async fn the_bucket_is_told_over_http_as_over_kv() {
 }
 
 #[tokio::test]
-async fn a_bucket_has_its_settings_in_the_full_form() {
+async fn bucket_has_its_settings_in_the_full_form() {
     let producer = start_one().await;
     let bucket = get(&producer, "/pools/default/buckets/default").await.json();
     assert_eq!(bucket["name"], "default");
@@ -194,7 +194,7 @@ async fn a_bucket_has_its_settings_in_the_full_form() {
 }
 
 #[tokio::test]
-async fn what_a_data_service_does_not_have_is_said_in_words_that_sdks_know() {
+async fn http_refuses_what_a_data_service_lacks_in_words_that_sdks_know() {
     let producer = start_one().await;
     let views = "/pools/default/buckets/default/ddocs";
     let refused = get(&producer, views).await;
@@ -208,7 +208,7 @@ async fn what_a_data_service_does_not_have_is_said_in_words_that_sdks_know() {
 }
 
 #[tokio::test]
-async fn the_bucket_says_where_it_is_flushed() {
+async fn bucket_configuration_says_where_it_is_flushed() {
     let producer = start_one().await;
     let bucket = get(&producer, "/pools/default/buckets/default").await.json();
     let flush = bucket["controllers"]["flush"].as_str().unwrap();
@@ -217,7 +217,7 @@ async fn the_bucket_says_where_it_is_flushed() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_not_found() {
+async fn http_resource_that_does_not_exist_is_not_found() {
     let producer = start_one().await;
     let other = format!("/pools/default/b/default?bucket_uuid={:032x}", 1);
     for path in [
@@ -237,7 +237,7 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test]
-async fn strangers_learn_nothing() {
+async fn http_requests_without_credentials_learn_nothing() {
     let producer = start_one().await;
     for headers in [
         String::new(),
@@ -255,7 +255,7 @@ async fn strangers_learn_nothing() {
 }
 
 #[tokio::test]
-async fn nothing_else_can_be_changed() {
+async fn http_changes_nothing_else() {
     let producer = start_one().await;
     for (method, path) in [
         ("PUT", "/pools/default/buckets"),
@@ -279,7 +279,7 @@ pub(crate) async fn send_form(producer: &Producer, method: &str, path: &str, for
 }
 
 #[tokio::test]
-async fn the_quota_of_the_bucket_and_whether_it_is_flushed_can_be_changed() {
+async fn bucket_quota_and_flush_can_be_changed() {
     let producer = start_one().await;
     let bucket = "/pools/default/buckets/default";
     let flush = format!("{bucket}/controller/doFlush");
@@ -324,7 +324,7 @@ async fn the_quota_of_the_bucket_and_whether_it_is_flushed_can_be_changed() {
 }
 
 #[tokio::test]
-async fn the_bucket_is_flushed_dropped_and_made_anew() {
+async fn bucket_is_flushed_dropped_and_recreated() {
     let producer = start_one().await;
     let ask =
         async |method: &str, path: &str, form: &str| send_form(&producer, method, path, form).await;
@@ -354,7 +354,7 @@ async fn the_bucket_is_flushed_dropped_and_made_anew() {
 }
 
 #[tokio::test]
-async fn a_connection_serves_one_request_after_the_other() {
+async fn http_connection_serves_one_request_after_the_other() {
     let producer = start_one().await;
     let mut socket = dial(&producer, 0).await;
     let first = format!("GET /whoami HTTP/1.1\r\nHost: node\r\n{}\r\n", known());
@@ -365,7 +365,7 @@ async fn a_connection_serves_one_request_after_the_other() {
 }
 
 #[tokio::test]
-async fn a_changed_map_is_streamed_to_whoever_follows_it() {
+async fn map_that_changes_is_streamed_over_http() {
     let producer = start(|options| options.nodes = 2).await;
     for (path, full) in
         [("/pools/default/bs/default", false), ("/pools/default/bucketsStreaming/default", true)]
@@ -384,7 +384,7 @@ async fn a_changed_map_is_streamed_to_whoever_follows_it() {
 }
 
 #[tokio::test]
-async fn shutting_down_ends_what_is_followed_and_what_is_idle() {
+async fn http_shutdown_ends_streaming_and_idle_connections() {
     let producer = start_one().await;
     let mut configs = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
     configs.next().await.unwrap();
@@ -395,7 +395,7 @@ async fn shutting_down_ends_what_is_followed_and_what_is_idle() {
 }
 
 #[tokio::test]
-async fn garbage_and_endless_heads_harm_nobody_else() {
+async fn http_garbage_and_endless_heads_harm_nobody_else() {
     let producer = start_one().await;
     let mut configs = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
     configs.next().await.unwrap();
@@ -425,7 +425,7 @@ async fn garbage_and_endless_heads_harm_nobody_else() {
 }
 
 #[tokio::test]
-async fn no_more_connections_are_served_than_allowed() {
+async fn http_connections_are_limited() {
     let producer = start(|options| options.max_connections = 1).await;
     let mut first = Configs::follow(dial(&producer, 0).await, "/pools/default/bs/default").await;
     first.next().await.unwrap();

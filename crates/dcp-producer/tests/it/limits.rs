@@ -19,7 +19,7 @@ async fn refusal(set: impl FnOnce(&mut ProducerOptions)) -> Error {
 }
 
 #[tokio::test]
-async fn impossible_options_are_refused_by_name() {
+async fn producer_options_that_are_impossible_are_refused_by_name() {
     let everywhere = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
     let error = refusal(|options| options.host = everywhere).await;
     assert!(matches!(error, Error::DefaultPassword { host } if host == everywhere));
@@ -46,7 +46,7 @@ async fn impossible_options_are_refused_by_name() {
 }
 
 #[tokio::test]
-async fn with_a_password_of_its_own_a_cluster_listens_everywhere() {
+async fn cluster_with_a_password_of_its_own_listens_everywhere() {
     let producer = start(|options| {
         options.host = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
         options.password = "a secret".to_owned();
@@ -69,7 +69,7 @@ async fn with_a_password_of_its_own_a_cluster_listens_everywhere() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_authenticate_is_cut_off_however_busy_it_is() {
+async fn client_that_does_not_authenticate_is_cut_off_however_busy_it_is() {
     let producer = start(|options| {
         options.authentication_timeout = Duration::from_millis(300);
     })
@@ -85,7 +85,7 @@ async fn a_client_that_does_not_authenticate_is_cut_off_however_busy_it_is() {
 }
 
 #[tokio::test]
-async fn a_connection_that_stands_still_is_closed_unless_it_is_for_dcp() {
+async fn connection_that_stands_still_is_closed_unless_it_is_for_dcp() {
     let producer = start(|options| options.idle_timeout = Duration::from_millis(300)).await;
     let mut reader = RawClient::ready(&producer, 0, &[]).await;
     reader.open_dcp(b"reader", OpenFlags::empty()).await;
@@ -139,7 +139,7 @@ async fn streams_and_windows_are_bounded_as_the_options_say() {
 }
 
 #[tokio::test]
-async fn a_taken_port_is_an_error() {
+async fn port_that_is_taken_is_an_error() {
     let producer = start_one().await;
     let connection_string = producer.connection_string();
     let port = connection_string.rsplit(':').next().unwrap().parse().unwrap();
@@ -148,7 +148,7 @@ async fn a_taken_port_is_an_error() {
 }
 
 #[tokio::test]
-async fn options_keep_the_password_out_of_their_debug_form() {
+async fn producer_options_do_not_show_the_password() {
     let mut options = ProducerOptions::default();
     options.password = "a secret".to_owned();
     assert!(!format!("{options:?}").contains("a secret"));
@@ -175,7 +175,7 @@ async fn connections_beyond_the_limit_are_closed_and_room_is_used_again() {
 }
 
 #[tokio::test]
-async fn a_claimed_length_over_the_limit_ends_the_connection() {
+async fn packet_of_a_claimed_length_over_the_limit_ends_the_connection() {
     let producer = start_one().await;
     let mut anonymous = RawClient::connect(&producer, 0).await;
     let mut packet = [0u8; 24];
@@ -190,7 +190,7 @@ async fn a_claimed_length_over_the_limit_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn something_that_is_no_packet_ends_the_connection() {
+async fn packet_that_is_none_ends_the_connection() {
     let producer = start_one().await;
     for garbage in [&b"GET / HTTP/1.1\r\n"[..], b"\x16\x03\x01", &[0x80, 1, 0, 9, 9, 0, 0, 0, 0]] {
         let mut client = RawClient::connect(&producer, 0).await;
@@ -201,7 +201,7 @@ async fn something_that_is_no_packet_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn a_large_document_passes_and_one_too_large_is_refused() {
+async fn document_that_is_large_passes_and_one_too_large_is_refused() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let key = (0..)

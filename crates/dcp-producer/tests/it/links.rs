@@ -50,7 +50,7 @@ async fn has(producer: &Producer, node: usize, key: &str) -> bool {
 }
 
 #[tokio::test]
-async fn a_replica_that_is_cut_off_has_what_it_missed_once_it_is_not() {
+async fn replica_that_was_cut_off_catches_up() {
     for reaction in ["disconnect", "half_open"] {
         let producer = three_nodes().await;
         write(&producer, "before");
@@ -68,7 +68,7 @@ async fn a_replica_that_is_cut_off_has_what_it_missed_once_it_is_not() {
 }
 
 #[tokio::test]
-async fn a_minority_acknowledges_no_durable_write() {
+async fn durable_write_is_not_acknowledged_by_a_minority() {
     for reaction in ["disconnect", "half_open"] {
         for level in LEVELS {
             let producer = three_nodes().await;
@@ -96,7 +96,7 @@ async fn a_minority_acknowledges_no_durable_write() {
 }
 
 #[tokio::test]
-async fn a_connection_may_stand_still_in_one_direction() {
+async fn connection_between_nodes_may_stand_still_in_one_direction() {
     let producer = three_nodes().await;
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
     // The changes get through, the acknowledgements do not.
@@ -144,7 +144,7 @@ async fn replicas_roll_back_once_they_reach_an_active_copy_that_lost_changes() {
 }
 
 #[tokio::test]
-async fn the_replica_that_has_more_takes_over() {
+async fn replica_that_has_more_takes_over() {
     let producer = three_nodes().await;
     let mut client = RawClient::ready(&producer, 0, FEATURES).await;
     set_faults(&producer, r#"[{"condition": {"between": [[0, 2], 1]}, "reaction": "half_open"}]"#);
@@ -159,7 +159,7 @@ async fn the_replica_that_has_more_takes_over() {
 }
 
 #[tokio::test]
-async fn a_lag_and_a_window_apply_to_all_replicas_of_a_pair_of_nodes() {
+async fn lag_and_a_window_apply_to_all_replicas_of_a_pair_of_nodes() {
     let producer = three_nodes().await;
     let rules = r#"[{"condition": {"between": [0, 1]}, "reaction": {"lag": {"changes": 2}}},
                     {"condition": {"between": [0, [1, 2]], "vbucket": [0, 3]},

@@ -9,7 +9,7 @@ use super::{start, start_one};
 const COLLECTIONS: [Feature; 2] = [Feature::XERROR, Feature::COLLECTIONS];
 
 #[tokio::test]
-async fn an_error_map_is_of_a_version_that_the_client_knows() {
+async fn error_map_is_of_a_version_that_the_client_knows() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let ask = Frame::request(Opcode::GET_ERROR_MAP);
@@ -26,7 +26,7 @@ async fn an_error_map_is_of_a_version_that_the_client_knows() {
 }
 
 #[tokio::test]
-async fn hello_grants_what_is_known_of_anything() {
+async fn hello_grants_the_known_among_any_features() {
     let producer = start_one().await;
     let mut client = RawClient::connect(&producer, 0).await;
     let hello = Frame::request(Opcode::HELLO);
@@ -39,7 +39,7 @@ async fn hello_grants_what_is_known_of_anything() {
 }
 
 #[tokio::test]
-async fn seqnos_of_states_nothing_is_in() {
+async fn seqnos_of_states_without_vbuckets_are_an_empty_list() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &COLLECTIONS).await;
     let ask = Frame::request(Opcode::GET_ALL_VB_SEQNOS);
@@ -56,7 +56,7 @@ async fn seqnos_of_states_nothing_is_in() {
 }
 
 #[tokio::test]
-async fn observing_and_failover_logs_are_checked() {
+async fn observe_and_failover_log_requests_are_checked() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let observe = Frame::request(Opcode::OBSERVE_SEQNO);
@@ -72,7 +72,7 @@ async fn observing_and_failover_logs_are_checked() {
 }
 
 #[tokio::test]
-async fn a_bucket_is_selected_until_the_connection_is_for_dcp() {
+async fn bucket_is_selected_until_the_connection_is_for_dcp() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[Feature::XERROR]).await;
     let select = Frame::request(Opcode::SELECT_BUCKET);
@@ -87,7 +87,7 @@ async fn a_bucket_is_selected_until_the_connection_is_for_dcp() {
 }
 
 #[tokio::test]
-async fn a_known_version_of_the_map_is_compared_by_epoch_and_then_by_revision() {
+async fn map_versions_are_compared_by_epoch_and_then_by_revision() {
     let producer = start(|options| options.nodes = 2).await;
     producer.move_vbucket(Vbid(0), 1).unwrap();
     let known = Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION;
@@ -107,7 +107,7 @@ async fn a_known_version_of_the_map_is_compared_by_epoch_and_then_by_revision() 
 }
 
 #[tokio::test]
-async fn names_of_collections_are_two_words() {
+async fn collection_names_are_two_words() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &COLLECTIONS).await;
     let collection = Frame::request(Opcode::GET_COLLECTION_ID);
@@ -120,7 +120,7 @@ async fn names_of_collections_are_two_words() {
 }
 
 #[tokio::test]
-async fn keys_name_collections_that_can_be() {
+async fn keys_must_name_possible_collections() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &COLLECTIONS).await;
     let get = Frame::request(Opcode::GET);
@@ -146,7 +146,7 @@ async fn keys_name_collections_that_can_be() {
 }
 
 #[tokio::test]
-async fn with_unordered_execution_there_is_no_dcp() {
+async fn dcp_is_refused_with_unordered_execution() {
     let producer = start_one().await;
     let unordered = [Feature::XERROR, Feature::UNORDERED_EXECUTION];
     let mut client = RawClient::ready(&producer, 0, &unordered).await;

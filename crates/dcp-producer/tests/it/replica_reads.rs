@@ -64,7 +64,7 @@ async fn replicas_are_read_where_they_lie() {
 }
 
 #[tokio::test]
-async fn parts_of_a_replica_are_read_with_the_flag_for_it_alone() {
+async fn replica_subdoc_reads_need_the_replica_flag() {
     let producer = two_nodes().await;
     let key = write(&producer, "a", WriteOptions::default());
     let [mut active, mut replica] = clients(&producer).await;
@@ -93,7 +93,7 @@ async fn parts_of_a_replica_are_read_with_the_flag_for_it_alone() {
 }
 
 #[tokio::test]
-async fn a_replica_shows_tombstones_to_who_asks_and_expires_nothing() {
+async fn replica_shows_tombstones_to_who_asks_and_expires_nothing() {
     let producer = two_nodes().await;
     let gone = write(&producer, "gone", WriteOptions::default());
     producer.remove(&gone, WriteOptions::default()).unwrap();
@@ -120,7 +120,7 @@ async fn a_replica_shows_tombstones_to_who_asks_and_expires_nothing() {
 }
 
 #[tokio::test]
-async fn who_may_not_read_a_collection_may_not_read_its_replicas() {
+async fn replica_reads_need_the_right_to_their_collection() {
     let producer = two_nodes().await;
     let key = write(&producer, "a", WriteOptions::default());
     let mut client = RawClient::connect(&producer, 1).await;
@@ -135,7 +135,7 @@ async fn who_may_not_read_a_collection_may_not_read_its_replicas() {
 }
 
 #[tokio::test]
-async fn a_collection_that_is_not_there_is_missing_on_replicas_too() {
+async fn collection_that_does_not_exist_is_missing_on_replicas_too() {
     let producer = two_nodes().await;
     let features = [Feature::XERROR, Feature::COLLECTIONS];
     let mut replica = RawClient::ready(&producer, 1, &features).await;

@@ -109,7 +109,7 @@ async fn everything(producer: &Producer) -> Vec<Vec<u8>> {
 }
 
 #[tokio::test]
-async fn a_replica_is_fed_over_sockets_and_goes_on_where_it_stopped() {
+async fn replica_is_fed_over_sockets_and_resumes_where_it_stopped() {
     let (active, replica) = (one_vbucket().await, one_vbucket().await);
     replica.set_vbucket_state(VB, VBucketState::Replica).unwrap();
     let mut value = Vec::new();
@@ -143,7 +143,7 @@ async fn a_replica_is_fed_over_sockets_and_goes_on_where_it_stopped() {
 }
 
 #[tokio::test]
-async fn a_replica_goes_back_with_the_active_copy() {
+async fn replica_rolls_back_with_the_active_copy() {
     let (active, replica) = (one_vbucket().await, one_vbucket().await);
     replica.set_vbucket_state(VB, VBucketState::Replica).unwrap();
     (0..10).for_each(|n| _ = write(&active, &format!("key-{n}")));
@@ -159,7 +159,7 @@ async fn a_replica_goes_back_with_the_active_copy() {
 }
 
 #[tokio::test]
-async fn a_vbucket_is_taken_over_with_its_history() {
+async fn vbucket_is_taken_over_with_its_history() {
     let (from, to) = (one_vbucket().await, one_vbucket().await);
     to.set_vbucket_state(VB, VBucketState::Replica).unwrap();
     (0..100).for_each(|n| _ = write(&from, &format!("key-{n}")));
@@ -179,7 +179,7 @@ async fn a_vbucket_is_taken_over_with_its_history() {
 
 /// Changes are taken only of those who may do anything.
 #[tokio::test]
-async fn who_reads_changes_may_not_send_them() {
+async fn reader_of_changes_may_not_send_them() {
     let reader =
         dcp_producer::User { username: "reader".into(), password: "secret".into(), reads: None };
     let producer = start(|options| options.users = vec![reader]).await;
@@ -194,7 +194,7 @@ async fn who_reads_changes_may_not_send_them() {
 /// What a node's consumer says, recorded, is answered as the recorded node answered, and the changes
 /// are sent to it in the same snapshots. Versions, branches and noops are of each node's own making.
 #[tokio::test]
-async fn the_consumer_of_a_real_node_is_answered_as_recorded() {
+async fn consumer_of_a_real_node_is_answered_as_recorded() {
     let legacy = ServerVersion { major: 6, minor: 0, patch: 5 };
     for (name, version) in
         [("6.0.5-replication", legacy), ("8.0.2-replication", ServerVersion::NEWEST)]

@@ -17,7 +17,7 @@ fn write(producer: &Producer, count: usize) {
 }
 
 #[tokio::test]
-async fn each_node_tells_the_seqnos_of_its_vbuckets() {
+async fn seqnos_are_reported_by_the_node_of_each_vbucket() {
     let producer = start(|options| options.nodes = 2).await;
     write(&producer, 3);
     let ask = Frame::request(Opcode::GET_ALL_VB_SEQNOS);
@@ -43,7 +43,7 @@ async fn each_node_tells_the_seqnos_of_its_vbuckets() {
 }
 
 #[tokio::test]
-async fn observing_tells_both_branches_after_a_rollback() {
+async fn observe_reports_both_branches_after_a_rollback() {
     let producer = start(|options| {
         options.persist_delay = Duration::from_secs(3600);
         options.persistence_timeout = Duration::from_millis(50);
@@ -72,7 +72,7 @@ async fn observing_tells_both_branches_after_a_rollback() {
 }
 
 #[tokio::test]
-async fn a_client_waits_until_its_seqno_is_persisted_and_its_next_request_with_it() {
+async fn client_that_waits_for_a_persisted_seqno_delays_its_next_request() {
     let producer = start(|options| options.persistence_timeout = Duration::from_secs(600)).await;
     producer.hold_persistence(Vbid(0), 0, true).unwrap();
     write(&producer, 1);
@@ -91,7 +91,7 @@ async fn a_client_waits_until_its_seqno_is_persisted_and_its_next_request_with_i
 }
 
 #[tokio::test]
-async fn without_a_disk_a_client_waits_for_the_seqno_and_is_told_that_nothing_is_persisted() {
+async fn seqno_wait_without_a_disk_reports_nothing_persisted() {
     let producer = start(|options| {
         options.ephemeral = true;
         options.persistence_timeout = Duration::from_millis(50);
@@ -109,7 +109,7 @@ async fn without_a_disk_a_client_waits_for_the_seqno_and_is_told_that_nothing_is
 }
 
 #[tokio::test]
-async fn waiting_for_a_seqno_on_a_node_without_the_vbucket_is_refused() {
+async fn seqno_wait_on_a_node_without_the_vbucket_is_refused() {
     let producer = start(|options| options.nodes = 2).await;
     let mut client = RawClient::ready(&producer, 1, &[Feature::XERROR]).await;
     let persist = Frame::request(Opcode::SEQNO_PERSISTENCE).with_extras(&[0; 8]);

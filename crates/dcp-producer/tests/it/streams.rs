@@ -67,7 +67,7 @@ async fn mutations(client: &mut RawClient, count: usize) -> Vec<(u64, String)> {
 }
 
 #[tokio::test]
-async fn a_stream_gets_what_is_there_and_what_comes() {
+async fn stream_gets_what_is_there_and_what_comes() {
     let producer = start_one().await;
     let keys = write_all(&producer, 3);
     let mut client = reader(&producer).await;
@@ -84,7 +84,7 @@ async fn a_stream_gets_what_is_there_and_what_comes() {
 }
 
 #[tokio::test]
-async fn persisted_changes_come_from_disk_with_the_newest_version_of_each_key() {
+async fn changes_that_are_persisted_come_from_disk_deduplicated() {
     let producer =
         start(|options| options.persist_delay = std::time::Duration::from_secs(3600)).await;
     let keys = write_all(&producer, 3);
@@ -105,7 +105,7 @@ async fn persisted_changes_come_from_disk_with_the_newest_version_of_each_key() 
 }
 
 #[tokio::test]
-async fn a_rollback_ends_the_stream_and_the_old_position_is_refused() {
+async fn rollback_ends_the_stream_and_refuses_the_old_position() {
     let producer = start_one().await;
     let keys = write_all(&producer, 5);
     let mut client = reader(&producer).await;
@@ -128,7 +128,7 @@ async fn a_rollback_ends_the_stream_and_the_old_position_is_refused() {
 }
 
 #[tokio::test]
-async fn a_moved_vbucket_ends_its_streams_and_is_streamed_by_its_new_node() {
+async fn vbucket_that_moved_ends_its_streams_and_is_streamed_by_its_new_node() {
     let producer = start(|options| options.nodes = 2).await;
     let keys = write_all(&producer, 2);
     let mut client = reader(&producer).await;
@@ -159,7 +159,7 @@ async fn sr_66_and_se_41_a_connection_of_the_same_name_ends_the_older_one() {
 }
 
 #[tokio::test]
-async fn a_client_that_does_not_acknowledge_gets_no_more_than_its_window() {
+async fn client_that_does_not_acknowledge_gets_no_more_than_its_window() {
     let producer = start_one().await;
     write_all(&producer, 100);
     let mut client = reader(&producer).await;
@@ -176,7 +176,7 @@ async fn a_client_that_does_not_acknowledge_gets_no_more_than_its_window() {
 }
 
 #[tokio::test]
-async fn a_client_that_stops_reading_holds_nobody_up_and_misses_nothing() {
+async fn client_that_stops_reading_holds_nobody_up_and_misses_nothing() {
     let producer = start_one().await;
     let keys = keys(&producer, 64);
     let value = Bytes::from(vec![b'x'; 1 << 20]);
@@ -201,7 +201,7 @@ async fn a_client_that_stops_reading_holds_nobody_up_and_misses_nothing() {
 }
 
 #[tokio::test]
-async fn idle_streams_of_many_vbuckets_each_get_their_own_changes() {
+async fn streams_of_many_vbuckets_each_get_their_own_changes() {
     let producer = start(|options| options.vbuckets = 64).await;
     let mut client = reader(&producer).await;
     for vbid in (0..64).map(Vbid) {
@@ -229,7 +229,7 @@ async fn idle_streams_of_many_vbuckets_each_get_their_own_changes() {
 }
 
 #[tokio::test]
-async fn shutting_down_closes_streams() {
+async fn shutdown_closes_streams() {
     let producer = start_one().await;
     let mut client = reader(&producer).await;
     open_from_start(&mut client).await;
@@ -238,7 +238,7 @@ async fn shutting_down_closes_streams() {
 }
 
 #[tokio::test]
-async fn the_failover_log_is_read_on_any_connection() {
+async fn failover_log_is_read_on_any_connection() {
     let producer = start_one().await;
     let mut client = RawClient::ready(&producer, 0, &[]).await;
     let log = client.succeed(Frame::request(Opcode::GET_FAILOVER_LOG).with_vbid(VB)).await;
@@ -251,7 +251,7 @@ async fn the_failover_log_is_read_on_any_connection() {
 }
 
 #[tokio::test]
-async fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_looked_in_between() {
+async fn vbucket_that_moved_away_and_back_unseen_ends_its_stream() {
     for replicas in [0, 1] {
         let options = |options: &mut dcp_producer::ProducerOptions| {
             (options.nodes, options.replicas) = (2, replicas);
@@ -275,7 +275,7 @@ async fn a_vbucket_that_moved_away_and_back_ends_its_stream_although_nobody_look
 }
 
 #[tokio::test]
-async fn a_backfill_in_the_order_of_the_keys_is_one_whole_snapshot() {
+async fn snapshot_in_the_order_of_the_keys_is_one_whole_snapshot() {
     let producer = start_one().await;
     let mut config = producer.dcp_config();
     config.oso_backfill = dcp_producer::OsoBackfill::Enabled;
@@ -323,7 +323,7 @@ async fn expect_messages(client: &mut RawClient, wanted: &[&str]) {
 }
 
 #[tokio::test]
-async fn a_durable_write_is_seen_whole_by_those_who_ask_and_once_it_counts_by_the_others() {
+async fn durable_write_is_a_prepare_for_some_streams_and_a_mutation_for_others() {
     use dcp_producer::{DocumentError, DurabilityLevel};
     // Nothing leaves memory before it is told to.
     let producer = start(|options| options.persist_delay = NEVER).await;
@@ -365,7 +365,7 @@ async fn a_durable_write_is_seen_whole_by_those_who_ask_and_once_it_counts_by_th
 }
 
 #[tokio::test]
-async fn a_vbucket_that_is_taken_over_is_dead_until_it_is_made_active_again() {
+async fn vbucket_that_is_taken_over_is_dead_until_it_is_made_active_again() {
     use dcp_producer::VBucketState;
     let producer = start_one().await;
     let keys = write_all(&producer, 1);
@@ -389,7 +389,7 @@ async fn a_vbucket_that_is_taken_over_is_dead_until_it_is_made_active_again() {
 }
 
 #[tokio::test]
-async fn every_version_is_streamed_where_history_is_kept() {
+async fn stream_has_every_version_where_history_is_kept() {
     let options = |options: &mut dcp_producer::ProducerOptions| {
         (options.keeps_history, options.persist_delay) = (true, NEVER);
     };

@@ -104,7 +104,7 @@ async fn connect(producer: &Producer) -> RawClient {
 }
 
 #[tokio::test]
-async fn both_ways_to_authenticate_work_over_tls() {
+async fn tls_allows_both_ways_to_authenticate() {
     let producer = start_tls(|_| {}).await;
     for mechanism in Mechanism::ALL {
         let mut client = connect(&producer).await;
@@ -122,7 +122,7 @@ async fn both_ways_to_authenticate_work_over_tls() {
 }
 
 #[tokio::test]
-async fn the_map_names_the_tls_ports() {
+async fn map_names_the_tls_ports() {
     let producer = start(|options| {
         options.nodes = 2;
         options.tls = Some(TlsOptions::default());
@@ -143,7 +143,7 @@ async fn the_map_names_the_tls_ports() {
 }
 
 #[tokio::test]
-async fn without_tls_there_are_no_tls_ports() {
+async fn map_names_no_tls_ports_without_tls() {
     let producer = start_one().await;
     assert_eq!((producer.tls_connection_string(), producer.ca_pem()), (None, None));
     assert!(producer.tls_management_urls().is_empty());
@@ -154,7 +154,7 @@ async fn without_tls_there_are_no_tls_ports() {
 }
 
 #[tokio::test]
-async fn a_stream_of_many_megabytes_arrives_whole_over_tls() {
+async fn stream_of_many_megabytes_arrives_whole_over_tls() {
     const DOCUMENTS: u64 = 2000;
     let producer = start_tls(|_| {}).await;
     let value = Bytes::from(vec![b'x'; 8 << 10]);
@@ -203,7 +203,7 @@ async fn requests_of_many_megabytes_arrive_whole_over_tls() {
 }
 
 #[tokio::test]
-async fn the_management_port_speaks_tls_too() {
+async fn http_port_speaks_tls_too() {
     let producer = start_tls(|_| {}).await;
     let (url, ca) = (&producer.tls_management_urls()[0], producer.ca_pem().unwrap());
     let known = basic("Administrator", "password");
@@ -218,7 +218,7 @@ async fn the_management_port_speaks_tls_too() {
 }
 
 #[tokio::test]
-async fn only_who_trusts_the_authority_connects() {
+async fn tls_connects_only_clients_that_trust_the_authority() {
     let producer = start_tls(|_| {}).await;
     let other = start_tls(|_| {}).await;
     for url in [kv(&producer), producer.tls_management_urls()[0].clone()] {
@@ -229,7 +229,7 @@ async fn only_who_trusts_the_authority_connects() {
 }
 
 #[tokio::test]
-async fn a_given_certificate_is_shown() {
+async fn certificate_that_was_given_is_shown() {
     let authority = Authority::new();
     let Identity { certificate, key } = authority.sign(&["127.0.0.1"], "node");
     let producer =
@@ -240,7 +240,7 @@ async fn a_given_certificate_is_shown() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_takes_the_place_of_sasl() {
+async fn client_certificate_takes_the_place_of_sasl() {
     let authority = Authority::new();
     let producer = start_tls(|tls| tls.client_ca = Some(authority.pem.clone())).await;
     let ca = producer.ca_pem().unwrap();
@@ -306,7 +306,7 @@ async fn expect_end(mut socket: impl AsyncRead + Unpin) {
 }
 
 #[tokio::test]
-async fn garbage_before_and_after_the_handshake_harms_nobody_else() {
+async fn tls_handshake_garbage_harms_nobody_else() {
     let producer = start_tls(|_| {}).await;
     let mut bystander = connect(&producer).await;
     bystander.log_in("Administrator", "password").await;
@@ -332,7 +332,7 @@ async fn garbage_before_and_after_the_handshake_harms_nobody_else() {
 }
 
 #[tokio::test]
-async fn shutting_down_does_not_wait_for_handshakes_or_sessions() {
+async fn shutdown_does_not_wait_for_tls_handshakes_or_sessions() {
     let producer = start_tls(|_| {}).await;
     let mut client = connect(&producer).await;
     client.log_in("Administrator", "password").await;
@@ -351,7 +351,7 @@ async fn refusal(tls: TlsOptions) -> String {
 }
 
 #[tokio::test]
-async fn unusable_certificates_are_refused_by_option() {
+async fn certificates_that_are_unusable_are_refused_by_option() {
     let authority = Authority::new();
     let (one, other) = (authority.sign(&["a"], "a"), authority.sign(&["b"], "b"));
     let certificate = |chain: &str, key: &str| {

@@ -39,7 +39,7 @@ fn checkpoint() -> Checkpoint {
 }
 
 #[test]
-fn a_checkpoint_survives_being_written() {
+fn checkpoint_survives_being_written() {
     let checkpoint = checkpoint();
     let read = Checkpoint::from_json(checkpoint.to_json().as_bytes()).unwrap();
     assert_eq!(read, checkpoint);
@@ -49,7 +49,7 @@ fn a_checkpoint_survives_being_written() {
 }
 
 #[test]
-fn a_position_is_moved_back_on_the_branch_that_had_the_seqno() {
+fn position_is_moved_back_on_the_branch_that_had_the_seqno() {
     let checkpoint = checkpoint();
     let rewound = |seqno| checkpoint.rewound_to(Vbid(0), Seqno(seqno));
     for (seqno, vbuuid) in [(9, 0xabc), (4, u64::MAX), (0, 0)] {
@@ -64,7 +64,7 @@ fn a_position_is_moved_back_on_the_branch_that_had_the_seqno() {
 }
 
 #[test]
-fn version_1_documents_stay_readable() {
+fn checkpoint_of_version_1_stays_readable() {
     // As the first release wrote it; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":1,"crc32":"6c134e0e","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
     let read = Checkpoint::from_json(document).unwrap();
@@ -78,7 +78,7 @@ fn version_1_documents_stay_readable() {
 }
 
 #[test]
-fn version_2_documents_stay_readable() {
+fn checkpoint_of_version_2_stays_readable() {
     // As the release that brought earlier points wrote it; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":2,"crc32":"90d10a57","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2,"earlier":[{"seqno":2,"failover_log":[["0000000000000def",0]],"manifest":"000000000000001e","purge_seqno":0},{"seqno":4}]}}}}"#;
     let read = Checkpoint::from_json(document).unwrap();
@@ -93,7 +93,7 @@ fn version_2_documents_stay_readable() {
 }
 
 #[test]
-fn version_3_documents_stay_readable() {
+fn checkpoint_of_version_3_stays_readable() {
     // As the release that brought the filter wrote it; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":3,"crc32":"7f369016","content":{"bucket_uuid":"b","filter":{"collections":["00000009","0000000a"],"system_documents":false},"positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
     let read = Checkpoint::from_json(document).unwrap();
@@ -103,7 +103,7 @@ fn version_3_documents_stay_readable() {
 }
 
 #[test]
-fn a_filter_by_rows_or_patterns_is_stored_in_a_version_of_its_own() {
+fn checkpoint_of_a_row_filter_or_patterns_has_a_version_of_its_own() {
     let keys = Some(vec!["b?".to_owned(), "a*".to_owned()]);
     let ops = Some(vec![Op::Mutation, Op::Deletion]);
     let rows = RowFilter::new(keys, ops, Some(0x1234_5678)).unwrap();
@@ -130,7 +130,7 @@ fn a_filter_by_rows_or_patterns_is_stored_in_a_version_of_its_own() {
 }
 
 #[test]
-fn a_filter_of_which_only_the_hash_was_kept_is_stored_when_it_is_used_again() {
+fn checkpoint_with_only_a_filter_hash_stores_the_filter_when_used_again() {
     // Of collections 0x9 and 0xa; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":2,"crc32":"2f08c80d","content":{"bucket_uuid":"b","filter":"53a6f4b741b32ac3","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
     let read = Checkpoint::from_json(document).unwrap();
@@ -160,7 +160,7 @@ fn a_filter_of_which_only_the_hash_was_kept_is_stored_when_it_is_used_again() {
 }
 
 #[test]
-fn a_narrower_filter_is_accepted_and_stored() {
+fn checkpoint_accepts_and_stores_a_narrower_filter() {
     let whole =
         Checkpoint::new("b", StoredFilter::default()).with_position(Vbid(7), position(5, &[]));
     let orders = filter(&[9]);
@@ -186,7 +186,7 @@ fn point(seqno: u64, log: &[(u64, u64)], manifest: u64, purge: u64) -> CompleteP
 }
 
 #[test]
-fn earlier_points_that_cannot_be_are_damage() {
+fn checkpoint_with_impossible_earlier_points_is_damaged() {
     for (earlier, what) in [
         (&[2, 2][..], "earlier points are out of order"),
         (&[0, 2], "earlier points are out of order"),
@@ -202,7 +202,7 @@ fn earlier_points_that_cannot_be_are_damage() {
 }
 
 #[test]
-fn a_document_may_be_reformatted_but_not_changed() {
+fn checkpoint_document_may_be_reformatted_but_not_changed() {
     let value: serde_json::Value = serde_json::from_str(&checkpoint().to_json()).unwrap();
     let pretty = serde_json::to_string_pretty(&value).unwrap();
     assert_eq!(Checkpoint::from_json(pretty.as_bytes()).unwrap(), checkpoint());
@@ -215,7 +215,7 @@ fn a_document_may_be_reformatted_but_not_changed() {
 }
 
 #[test]
-fn damage_to_any_byte_is_an_error() {
+fn checkpoint_with_any_damaged_byte_is_an_error() {
     let json = checkpoint().to_json().into_bytes();
     for at in 0..json.len() {
         for flip in [0x01, 0x02, 0x10, 0x20, 0x80] {
@@ -232,7 +232,7 @@ fn damage_to_any_byte_is_an_error() {
 }
 
 #[test]
-fn a_seqno_outside_its_snapshot_is_damage() {
+fn checkpoint_with_a_seqno_outside_its_snapshot_is_damaged() {
     for (start, end) in [(11, 20), (0, 9)] {
         let snapshot = Snapshot { start: Seqno(start), end: Seqno(end) };
         let outside = Position { snapshot, ..position(10, &[(1, 0)]) };
@@ -249,7 +249,7 @@ fn a_seqno_outside_its_snapshot_is_damage() {
 }
 
 #[test]
-fn nothing_is_never_an_empty_checkpoint() {
+fn checkpoint_is_never_read_from_nothing() {
     for nothing in ["", "{}", "null", "[]", "\0\0\0\0", r#"{"version":1}"#] {
         assert!(Checkpoint::from_json(nothing.as_bytes()).is_err(), "{nothing}");
     }
@@ -259,7 +259,7 @@ fn nothing_is_never_an_empty_checkpoint() {
 }
 
 #[test]
-fn a_newer_release_is_named_as_the_reason() {
+fn checkpoint_of_a_newer_release_names_it_as_the_reason() {
     let newer = checkpoint().to_json().replace("\"version\":3", "\"version\":5");
     assert_eq!(
         Checkpoint::from_json(newer.as_bytes()),
@@ -268,13 +268,13 @@ fn a_newer_release_is_named_as_the_reason() {
 }
 
 #[test]
-fn another_bucket_is_refused() {
+fn checkpoint_of_another_bucket_is_refused() {
     let refused = checkpoint().narrowed_to("recreated", &filter(&[9]), &manifest());
     assert!(matches!(refused, Err(CheckpointError::OtherBucket { .. })), "{refused:?}");
 }
 
 #[test]
-fn a_document_of_another_version_needs_the_filter_of_that() {
+fn checkpoint_of_another_version_needs_the_filter_of_that() {
     let whole = checkpoint().to_json();
     let hash = r#""00000000000000ab""#;
     let document = r#"{"collections":["00000009"],"system_documents":false}"#;
@@ -286,7 +286,7 @@ fn a_document_of_another_version_needs_the_filter_of_that() {
 }
 
 #[test]
-fn clones_keep_their_positions() {
+fn checkpoint_clones_keep_their_positions() {
     let mut checkpoint = checkpoint();
     let before = checkpoint.clone();
     checkpoint.set(Vbid(0), position(99, &[]));
@@ -306,7 +306,7 @@ fn checkpoints_are_equal_by_their_positions() {
 }
 
 #[test]
-fn parts_can_be_taken_and_joined() {
+fn checkpoint_parts_can_be_taken_and_joined() {
     let whole = checkpoint();
     let part = whole.restricted_to([Vbid(31), Vbid(77)]);
     assert_eq!(part.positions().count(), 1);
@@ -320,7 +320,7 @@ fn parts_can_be_taken_and_joined() {
 }
 
 #[test]
-fn a_checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
+fn checkpoint_of_1024_vbuckets_is_of_a_sane_size() {
     let mut checkpoint = Checkpoint::new("0123456789abcdef0123456789abcdef", filter(&[9]));
     for vbid in (0..1024).map(Vbid) {
         let log = [(u64::MAX, 1 << 40), (u64::MAX - 1, 1 << 39), (u64::MAX - 2, 0)];
@@ -359,7 +359,7 @@ fn any_filter() -> impl Strategy<Value = StoredFilter> {
 
 proptest! {
     #[test]
-    fn any_checkpoint_survives_being_written(
+    fn checkpoint_of_any_positions_survives_being_written(
         uuid in ".*",
         filter in any_filter(),
         positions in proptest::collection::btree_map(
@@ -402,13 +402,13 @@ proptest! {
     }
 
     #[test]
-    fn no_bytes_make_the_reader_panic(bytes: Vec<u8>) {
+    fn checkpoint_reader_survives_any_bytes(bytes: Vec<u8>) {
         prop_assert!(Checkpoint::from_json(&bytes).is_err());
     }
 }
 
 #[test]
-fn a_checkpoint_is_shown_by_what_it_belongs_to() {
+fn checkpoint_is_shown_by_what_it_belongs_to() {
     let checkpoint = Checkpoint::new("0123", StoredFilter::default());
     let shown = format!("{checkpoint:?}");
     assert!(shown.contains("bucket_uuid: \"0123\""), "{shown}");

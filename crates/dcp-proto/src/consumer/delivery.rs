@@ -328,7 +328,7 @@ mod tests {
     const DROP: SystemEventId = SystemEventId::DROP_SCOPE;
 
     #[test]
-    fn patterns_choose_collections_of_the_manifest_and_hide_the_others() {
+    fn collection_patterns_choose_from_the_manifest_and_hide_the_others() {
         assert_eq!(ids(&Exclusions::default()), None);
         assert_eq!(ids(&chosen(&["shop.*"])), Some(vec![9, 10]));
         assert_eq!(ids(&chosen(&["*.orders"])), Some(vec![9, 12]));
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn events_of_what_is_not_chosen_are_hidden_and_drops_never_are() {
+    fn system_events_of_unmatched_collections_are_hidden_and_drops_never_are() {
         let exclusions = chosen(&["shop.o*"]);
         for id in [BEGIN, MODIFY] {
             assert!(!excludes_event(&exclusions, id, (8, Some(9))), "{id}");
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn patterns_choose_what_is_created_later() {
+    fn collection_patterns_choose_what_is_created_later() {
         let mut exclusions = chosen(&["shop.o*", "new*.*"]);
         assert!(learn(&mut exclusions, BEGIN, (8, Some(20), "offers")));
         assert!(!learn(&mut exclusions, BEGIN, (8, Some(20), "offers")), "known already");
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn the_system_scope_is_learned_with_its_collections() {
+    fn system_scope_is_learned_with_its_collections() {
         let mut exclusions = Exclusions::default().with_system_scope(None, []);
         assert!(exclusions.excludes_system_scope());
         assert!(exclusions.of_system_documents().is_none(), "nothing is known yet");
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn records_of_transactions_are_known_by_their_keys() {
+    fn transaction_records_are_known_by_their_keys() {
         let exclusions = Exclusions::default().with_transactions();
         for (key, excludes) in [
             (&b"_txn:"[..], true),
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn what_others_know_is_merged() {
+    fn collections_learned_by_other_connections_are_merged() {
         let (mut own, mut other) = (chosen(&["shop.o*", "new*.*"]), chosen(&["shop.o*", "new*.*"]));
         learn(&mut other, BEGIN, (8, Some(20), "offers"));
         learn(&mut other, CREATE, (30, None, "newest"));
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded_and_the_oldest_is_forgotten() {
+    fn collections_learned_are_bounded_and_the_oldest_is_forgotten() {
         let many = u32::try_from(MAX_KNOWN).unwrap();
         let mut exclusions = chosen(&["new.*", "new*.*"]);
         for id in 100..100 + many {

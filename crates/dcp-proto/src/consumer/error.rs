@@ -162,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_same_packet_sent_again_is_the_same_violation() {
+    fn violation_by_the_same_packet_sent_again_is_the_same() {
         let error = ProtocolError {
             kind: ProtocolErrorKind::PeerMisbehaved(Misbehaviour::WindowOverrun),
             opcode: Opcode::DCP_MUTATION,
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn a_violation_names_its_packet() {
+    fn violation_names_its_packet() {
         let malformed = ProtocolErrorKind::InvalidMessage(DecodeError::InvalidField("key"));
         let error = ProtocolError {
             kind: malformed,

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_opaque_names_its_vbucket_and_is_new_each_time() {
+    fn opaque_names_its_vbucket_and_is_new_each_time() {
         let mut opaques = Opaques::default();
         let first = opaques.vbucket(Vbid(1023));
         let second = opaques.vbucket(Vbid(1023));

@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_counter_is_added_to_its_own() {
+    fn stats_counters_are_each_added_to_their_own() {
         let counted = |times: u64| ConnectionStats {
             packets: times,
             bytes: 2 * times,

@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_of_the_window_is_acknowledged_at_once() {
+    fn window_acknowledges_a_quarter_at_once() {
         let now = start();
         let mut window = Window::new(1000);
         assert!(window.receive(350));
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn less_is_acknowledged_after_a_second() {
+    fn window_acknowledges_less_after_a_second() {
         let now = start();
         let mut window = Window::new(1000);
         assert!(window.receive(100));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_is_acknowledged_while_the_producer_stands_still() {
+    fn window_acknowledges_anything_while_the_producer_stands_still() {
         let now = start();
         let mut window = Window::new(1000);
         assert!(window.receive(1000));
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn one_packet_may_exceed_the_window_and_the_next_may_not_come() {
+    fn window_may_be_exceeded_by_one_packet_but_not_by_the_next() {
         let mut window = Window::new(1000);
         assert!(window.receive(999));
         assert!(window.receive(20_000_000));
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_acknowledged_without_flow_control() {
+    fn window_without_flow_control_acknowledges_nothing() {
         let now = start();
         let mut window = Window::new(0);
         assert!(window.receive(u64::from(u32::MAX)));
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_window_allows_only_packets_of_no_bytes() {
+    fn window_that_is_full_allows_only_packets_of_no_bytes() {
         let mut window = Window::new(10);
         assert!(window.receive(10));
         assert!(window.receive(0));
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_room_is_what_is_left_of_the_window() {
+    fn window_room_is_what_is_left_of_it() {
         let mut window = Window::new(10);
         assert!(window.receive(4));
         assert_eq!(window.room(), 6);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_begins_with_the_oldest_byte_released() {
+    fn window_wait_begins_with_the_oldest_byte_released() {
         let now = start();
         let mut window = Window::new(1000);
         assert!(window.receive(100));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_an_acknowledgement_holds_is_acknowledged_in_parts() {
+    fn window_acknowledges_more_than_one_packet_holds_in_parts() {
         let now = start();
         let more = || {
             let mut window = Window::new(u32::MAX);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn without_flow_control_not_even_everything_is_acknowledged() {
+    fn window_without_flow_control_ignores_a_forced_acknowledgement() {
         let mut window = Window::new(0);
         assert!(window.receive(5));
         assert_eq!((window.take_all(), window.is_full()), (None, false));

@@ -66,7 +66,7 @@ fn plan(seen: Observed, limits: &Limits) -> Result<Vec<VbucketRange>, PlanError>
 }
 
 #[test]
-fn the_server_is_asked_about_one_point_of_the_history_after_the_other() {
+fn rollback_probe_asks_about_one_point_of_the_history_after_the_other() {
     let mut answers = Vec::new();
     for wanted in [25, 20, 10] {
         let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
@@ -89,7 +89,7 @@ fn the_server_is_asked_about_one_point_of_the_history_after_the_other() {
 }
 
 #[test]
-fn the_server_is_asked_only_where_its_history_does_not_show_whether_it_resumes() {
+fn rollback_probe_is_sent_only_where_the_failover_log_is_not_enough() {
     let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
     offsets.set(VB, Offset { seqno: Seqno(25), vbuuid: Vbuuid(0xa), epoch: 0 });
     let offsets = Start::from(offsets);
@@ -110,7 +110,7 @@ fn the_server_is_asked_only_where_its_history_does_not_show_whether_it_resumes()
 }
 
 #[test]
-fn a_purge_behind_a_checkpoint_is_no_rollback() {
+fn purge_behind_a_checkpoint_is_no_rollback() {
     for purge in [Some(30), None] {
         let now = || seen(100, purge, &[(25, Some(0))]);
         let error = plan(now(), &limits()).unwrap_err();
@@ -122,7 +122,7 @@ fn a_purge_behind_a_checkpoint_is_no_rollback() {
 }
 
 #[test]
-fn a_purge_is_the_reason_only_where_the_whole_snapshot_is_on_the_servers_history() {
+fn purge_is_the_reason_only_where_the_whole_snapshot_is_on_the_branch() {
     let refused = |purge| seen(100, purge, &[(25, Some(20))]);
     let branches = |newer: u64| log(&[(0xb, newer), (0xa, 0)]);
     for (now, is_purged) in [
@@ -147,7 +147,7 @@ fn a_purge_is_the_reason_only_where_the_whole_snapshot_is_on_the_servers_history
 }
 
 #[test]
-fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
+fn offset_inside_a_checkpoints_snapshot_is_never_claimed() {
     let error = plan(seen(39, Some(0), &[(25, None)]), &limits()).unwrap_err();
     let (end, persisted) = (Seqno(40), Seqno(39));
     assert_eq!(error, PlanError::NotPersisted { vbid: VB, end, persisted });
@@ -161,7 +161,7 @@ fn no_offset_is_claimed_inside_a_checkpoints_snapshot() {
 }
 
 #[test]
-fn offsets_that_nobody_claims_to_be_persisted_may_lie_inside_a_checkpoints_snapshot() {
+fn offsets_not_claimed_persisted_may_lie_inside_a_checkpoints_snapshot() {
     let unpersisted = Limits { max_seqnos: Some(1), ..Limits::default() };
     let claimed = Limits { persisted_only: true, ..unpersisted.clone() };
     let last = Limits { is_last: true, ..claimed.clone() };
@@ -178,7 +178,7 @@ fn offsets_that_nobody_claims_to_be_persisted_may_lie_inside_a_checkpoints_snaps
 }
 
 #[test]
-fn a_batch_that_is_replayed_after_a_purge_begins_at_zero_or_fails() {
+fn batch_replayed_after_a_purge_begins_at_zero_or_fails() {
     let at = |seqno| {
         let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
         offsets.set(VB, Offset { seqno: Seqno(seqno), vbuuid: Vbuuid(0xa), epoch: 2 });
@@ -251,7 +251,7 @@ fn a_plan_is_read_back_as_it_was_sent() {
 }
 
 #[test]
-fn what_is_known_of_an_end_depends_on_where_it_is_from() {
+fn plan_ends_are_trusted_depending_on_where_they_are_from() {
     let range = |seqno, to| {
         let from = StreamPosition::new(position(seqno, (seqno, seqno)));
         VbucketRange::new(VB, from, Seqno(to))
@@ -272,7 +272,7 @@ fn what_is_known_of_an_end_depends_on_where_it_is_from() {
 }
 
 #[test]
-fn a_given_end_inside_the_snapshot_is_taken_and_its_end_must_be_persisted() {
+fn end_seqno_inside_a_snapshot_is_taken_and_must_be_persisted() {
     let until = |seqno| {
         let mut until = Offsets::new("bucket", StoredFilter::default(), 4);
         until.set(VB, Offset { seqno: Seqno(seqno), vbuuid: Vbuuid(0xa), epoch: 0 });

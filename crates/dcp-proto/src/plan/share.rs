@@ -50,7 +50,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_limit_is_used_up_and_never_passed(
+        fn row_limit_is_used_up_and_never_passed(
             amounts in prop::collection::vec(prop_oneof![Just(0), 1..10_u64, 0..u64::MAX / 8], 1..40),
             limit in prop_oneof![1..100_u64, 1..u64::MAX],
             turn: u64,
@@ -68,12 +68,12 @@ mod tests {
     }
 
     #[test]
-    fn shares_are_in_proportion() {
+    fn row_limit_is_shared_in_proportion() {
         assert_eq!(share(&[100, 300, 0, 600], 100, 0), [11, 30, 0, 59]);
     }
 
     #[test]
-    fn a_limit_below_the_number_goes_round() {
+    fn row_limit_below_the_number_of_ranges_takes_turns() {
         let amounts = [5, 0, 5, 5];
         let shares: Vec<_> = (0..3).map(|turn| share(&amounts, 1, turn)).collect();
         assert_eq!(shares, [[1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]);

@@ -69,7 +69,7 @@ fn ranges(start: Offset, end: Offset, seen: Observed, limits: &Limits) -> Vec<Vb
 }
 
 #[test]
-fn a_batch_goes_to_what_is_persisted_everywhere() {
+fn batch_goes_to_what_is_persisted_everywhere() {
     let mut observed = seen(100, &[(A, 0)]);
     observed.persisted = Some(Seqno(70));
     assert_eq!(end(offset(0, 0, 0), observed.clone(), &persisted()), Ok(offset(70, A, 0)));
@@ -79,7 +79,7 @@ fn a_batch_goes_to_what_is_persisted_everywhere() {
 }
 
 #[test]
-fn a_batch_ends_where_a_stream_is_told_that_the_vbucket_ends() {
+fn batch_ends_where_a_stream_finds_the_vbucket_ends() {
     // An aborted write follows, which this server does not count.
     let now = || Observed { reported: Seqno(97), ..seen(100, &[(A, 0)]) };
     assert_eq!(end(offset(0, 0, 0), now(), &persisted()), Ok(offset(97, A, 0)));
@@ -92,14 +92,14 @@ fn a_batch_ends_where_a_stream_is_told_that_the_vbucket_ends() {
 }
 
 #[test]
-fn a_batch_goes_no_further_than_what_was_there_when_asked() {
+fn batch_goes_no_further_than_what_was_there_when_it_was_planned() {
     let limits = Limits { until: Some(at(offset(40, A, 0))), ..persisted() };
     assert_eq!(end(offset(30, A, 0), seen(100, &[(A, 0)]), &limits), Ok(offset(40, A, 0)));
     assert_eq!(end(offset(45, A, 0), seen(100, &[(A, 0)]), &limits), Ok(offset(45, A, 0)));
 }
 
 #[test]
-fn a_rollback_is_told_and_read_again_from_what_is_common() {
+fn rollback_is_reported_and_read_again_from_the_common_seqno() {
     let (start, now) = (offset(100, A, 0), || seen(130, &[(B, 80), (A, 0)]));
     let next = end(start, now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 1));
@@ -120,7 +120,7 @@ fn a_rollback_is_told_and_read_again_from_what_is_common() {
 }
 
 #[test]
-fn a_rollback_is_told_though_there_is_nothing_to_read() {
+fn rollback_is_reported_though_there_is_nothing_to_read() {
     let (start, now) = (offset(100, A, 0), || seen(80, &[(B, 80), (A, 0)]));
     let limits = Limits { max_seqnos: Some(0), ..persisted() };
     let next = end(start, now(), &limits).unwrap();
@@ -130,7 +130,7 @@ fn a_rollback_is_told_though_there_is_nothing_to_read() {
 }
 
 #[test]
-fn a_branch_above_a_persisted_offset_takes_nothing_away() {
+fn branch_above_a_persisted_offset_takes_nothing_away() {
     let now = || seen(130, &[(B, 100), (A, 0)]);
     let next = end(offset(100, A, 0), now(), &persisted()).unwrap();
     assert_eq!(next, offset(130, B, 0));
@@ -146,7 +146,7 @@ fn a_branch_above_a_persisted_offset_takes_nothing_away() {
 }
 
 #[test]
-fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_snapshot() {
+fn offset_not_persisted_survives_only_a_branch_begun_above_its_snapshot() {
     let now = |high_after_read: Option<u64>| Observed {
         high_after_read: high_after_read.map(Seqno),
         ..seen(150, &[(B, 120), (A, 0)])
@@ -171,7 +171,7 @@ fn an_unpersisted_offset_survives_only_a_branch_that_surely_begins_above_its_sna
 }
 
 #[test]
-fn a_history_that_nobody_knows_is_read_again() {
+fn history_that_nobody_knows_is_read_again() {
     for limits in [persisted(), Limits::default()] {
         let now = || seen(90, &[(C, 20), (B, 0)]);
         let next = end(offset(100, A, 4), now(), &limits).unwrap();
@@ -183,7 +183,7 @@ fn a_history_that_nobody_knows_is_read_again() {
 }
 
 #[test]
-fn a_batch_whose_end_was_rolled_back_since_is_cut() {
+fn batch_whose_end_was_rolled_back_since_is_cut() {
     let (start, planned) = (offset(100, A, 0), offset(150, A, 0));
     let now = |branch| seen(200, &[(B, branch), (A, 0)]);
     let to: Vec<_> = ranges(start, planned, now(120), &persisted());
@@ -195,7 +195,7 @@ fn a_batch_whose_end_was_rolled_back_since_is_cut() {
 }
 
 #[test]
-fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
+fn rollback_that_was_planned_leads_where_it_leads_by_now() {
     let (start, planned) = (offset(100, A, 0), offset(130, B, 1));
     let now = seen(60, &[(C, 50), (A, 0)]);
     let [range] = &ranges(start, planned, now, &persisted())[..] else { panic!() };
@@ -204,7 +204,7 @@ fn a_rollback_that_was_planned_is_told_where_it_leads_by_now() {
 }
 
 #[test]
-fn a_rollback_after_the_last_batch_was_planned_is_told_by_that_batch() {
+fn rollback_after_the_last_planned_batch_is_reported_by_that_batch() {
     let last = Limits { is_last: true, ..persisted() };
     let now = seen(130, &[(B, 80), (A, 0)]);
     let [range] = &ranges(offset(100, A, 0), offset(130, A, 0), now, &last)[..] else { panic!() };
@@ -213,7 +213,7 @@ fn a_rollback_after_the_last_batch_was_planned_is_told_by_that_batch() {
 }
 
 #[test]
-fn purged_deletions_are_told_or_read_over() {
+fn purged_deletions_are_reported_or_ignored() {
     let now = || Observed { purge: Some(Seqno(60)), ..seen(100, &[(A, 0)]) };
     let error = end(offset(59, A, 0), now(), &persisted()).unwrap_err();
     assert_eq!(error, PlanError::Purged { vbid: VB, seqno: Seqno(59), purge: Some(Seqno(60)) });
@@ -230,7 +230,7 @@ fn purged_deletions_are_told_or_read_over() {
 }
 
 #[test]
-fn a_written_end_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
+fn end_seqno_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
     // A node was restarted uncleanly after the end had been written down, then deletions were purged.
     let now = || Observed { purge: Some(Seqno(70)), ..seen(90, &[(B, 50), (A, 0)]) };
     let (start, planned) = (offset(23, A, 0), offset(43, A, 0));
@@ -278,7 +278,7 @@ fn offsets_are_small_and_read_by_every_later_release() {
 }
 
 #[test]
-fn offsets_of_a_filter_that_earlier_releases_do_not_know_have_a_version_of_their_own() {
+fn offsets_of_a_filter_unknown_to_earlier_releases_have_their_own_version() {
     let rows = RowFilter::new(Some(vec!["a*".to_owned()]), None, None).unwrap();
     let patterns = CollectionPatterns::new(["shop.*"]).unwrap();
     let all = StoredFilter::default();
@@ -326,7 +326,7 @@ fn offsets_serve_their_filter_and_parts_of_it() {
 }
 
 #[test]
-fn damaged_and_foreign_offsets_are_refused() {
+fn offsets_that_are_damaged_or_foreign_are_refused() {
     let json = at(offset(7, A, 1)).to_json();
     for cut in 0..json.len() {
         assert!(matches!(Offsets::from_json(&json[..cut]), Err(CheckpointError::Damaged { .. })));
@@ -356,7 +356,7 @@ fn damaged_and_foreign_offsets_are_refused() {
 }
 
 #[test]
-fn offsets_of_as_many_vbuckets_as_there_can_be_are_read() {
+fn offsets_of_the_largest_number_of_vbuckets_are_read() {
     let read = |seqnos: usize, vbuuids: usize| {
         let (s, u) = (vec!["7"; seqnos].join(","), STANDARD_NO_PAD.encode(vec![0; 8 * vbuuids]));
         let content = format!(r#""v":1,"bucket":"b","s":[{s}],"u":"{u}""#);
@@ -373,7 +373,7 @@ fn offsets_of_as_many_vbuckets_as_there_can_be_are_read() {
 }
 
 #[test]
-fn further_tasks_go_where_the_tasks_are_largest() {
+fn tasks_are_added_where_the_tasks_are_largest() {
     let sizes = [[(0, 24); 4], [(1, 14); 4]].concat();
     for (tasks, expected) in [(2, (1, 1)), (3, (2, 1)), (4, (2, 2)), (5, (3, 2)), (8, (4, 4))] {
         let parts = split(&sizes, tasks);
@@ -383,13 +383,13 @@ fn further_tasks_go_where_the_tasks_are_largest() {
 }
 
 #[test]
-fn a_range_without_changes_costs_a_stream_all_the_same() {
+fn range_without_changes_costs_a_stream_all_the_same() {
     let parts = split(&[(0, 0); 4], 2);
     assert_eq!(parts.iter().map(|part| part.to.len()).collect::<Vec<_>>(), [2, 2]);
 }
 
 #[test]
-fn a_limit_below_the_number_of_vbuckets_reaches_them_in_turn() {
+fn row_limit_below_the_number_of_vbuckets_reaches_them_in_turn() {
     let limits = Limits { max_seqnos: Some(1), ..Limits::default() };
     let observed: BTreeMap<_, _> = (0..4).map(|n| (Vbid(n), seen(9, &[(A, 0)]))).collect();
     let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);

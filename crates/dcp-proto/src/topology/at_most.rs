@@ -54,7 +54,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_one_member_too_many_is_refused_and_so_is_anything_else() {
+    fn json_list_with_one_member_too_many_is_refused() {
         assert_eq!(parsed("[]"), Ok(vec![]));
         assert_eq!(parsed("[1,2]"), Ok(vec![1, 2]));
         for json in ["[1,2,3]", "[1,2,3,4]", "{}", "7"] {

@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_ports_bucket_and_options_are_read() {
+    fn connection_string_has_hosts_ports_bucket_and_options() {
         let parsed =
             parse("couchbases://n0, [fd00::1]:9999;n2:11207/travel?network=external&x=%2F&flag")
                 .unwrap();
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_the_data_services_ports() {
+    fn connection_string_defaults_to_the_ports_of_the_data_service() {
         let parsed = parse("couchbase://localhost").unwrap();
         assert_eq!(parsed.addresses(), [Address::new("localhost", 11210)]);
         assert_eq!((parsed.bucket(), parsed.params().len()), (None, 0));
@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_name_without_a_port_may_be_a_service() {
+    fn connection_string_of_a_single_name_without_a_port_may_be_a_service() {
         let srv_name = |text: &str| parse(text).unwrap().srv_name().map(ToOwned::to_owned);
         let tls = srv_name("couchbases://cb.example.com/b");
         assert_eq!(tls.as_deref(), Some("_couchbases._tcp.cb.example.com"));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told() {
+    fn connection_string_errors_say_what_is_wrong() {
         use InvalidConnectionString as E;
 
         for (text, error) in [
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_not_repeated() {
+    fn connection_string_errors_do_not_repeat_a_password() {
         let error = parse("couchbase://user:secret@h").unwrap_err();
         assert!(!format!("{error} {error:?}").contains("secret"));
         let parsed = parse("couchbase://h?password=secret").unwrap();

@@ -64,7 +64,7 @@ fn bodies(trace: &str, wanted: &dyn Fn(&dcp_wire::Frame<'_>) -> bool) -> Vec<Vec
 }
 
 #[test]
-fn the_configurations_of_real_servers_are_read() {
+fn configurations_of_real_servers_are_read() {
     let (mut buckets, mut globals) = (Vec::new(), Vec::new());
     for json in recorded_configs() {
         match BucketConfig::parse(&json, "127.0.0.1") {
@@ -95,7 +95,7 @@ fn the_configurations_of_real_servers_are_read() {
 }
 
 #[test]
-fn the_configuration_in_a_not_my_vbucket_answer_is_read() {
+fn configuration_in_a_not_my_vbucket_answer_is_read() {
     let traces = [
         include_str!("../../../../tests/traces/6.0.5-meta-commands.jsonl"),
         include_str!("../../../../tests/traces/8.0.2-meta-commands.jsonl"),
@@ -130,7 +130,7 @@ fn vbuckets_are_on_the_nodes_the_map_says() {
 }
 
 #[test]
-fn a_revision_of_a_newer_epoch_is_newer() {
+fn map_revision_of_a_newer_epoch_is_newer() {
     let at = |epoch: i64, rev: i64| {
         parse(&with(|json| {
             json["revEpoch"] = epoch.into();
@@ -147,7 +147,7 @@ fn a_revision_of_a_newer_epoch_is_newer() {
 }
 
 #[test]
-fn an_ephemeral_bucket_is_known_as_such() {
+fn ephemeral_bucket_is_recognised() {
     assert!(!parse(&config()).unwrap().is_ephemeral());
     let ephemeral = parse(&with(|json| json["bucketType"] = "ephemeral".into())).unwrap();
     assert!(ephemeral.is_ephemeral());
@@ -163,7 +163,7 @@ fn an_ephemeral_bucket_is_known_as_such() {
 }
 
 #[test]
-fn what_a_bucket_lacks_does_not_make_it_ephemeral_where_its_type_or_storage_is_told() {
+fn ephemeral_bucket_is_not_guessed_where_type_or_storage_is_named() {
     for (bucket_type, storage, is_ephemeral) in [
         (Some("membase"), Some("magma"), false),
         (Some("membase"), None, false),
@@ -187,7 +187,7 @@ fn what_a_bucket_lacks_does_not_make_it_ephemeral_where_its_type_or_storage_is_t
 }
 
 #[test]
-fn a_server_that_can_resume_below_its_purge_seqno_says_so() {
+fn server_that_can_resume_below_its_purge_seqno_says_so() {
     for (capability, can) in [("dcp.IgnorePurgedTombstones", true), ("dcp", false)] {
         let config = parse(&with(|json| json["bucketCapabilities"] = json!([capability])));
         assert_eq!(config.unwrap().ignores_purges(), can);
@@ -195,7 +195,7 @@ fn a_server_that_can_resume_below_its_purge_seqno_says_so() {
 }
 
 #[test]
-fn indexes_that_name_no_node_are_refused() {
+fn map_indexes_that_name_no_node_are_refused() {
     for (index, vbid) in [(2, 1), (-2, 1), (65_536, 1), (i64::MAX, 1), (i64::MIN, 1)] {
         let json = with(|json| json["vBucketServerMap"]["vBucketMap"][1][1] = index.into());
         assert_eq!(
@@ -206,7 +206,7 @@ fn indexes_that_name_no_node_are_refused() {
 }
 
 #[test]
-fn what_is_missing_is_named() {
+fn configuration_error_names_what_is_missing() {
     for member in ["rev", "name", "uuid", "vBucketServerMap"] {
         let json = with(|json| {
             json.as_object_mut().unwrap().remove(member);
@@ -233,7 +233,7 @@ fn buckets_without_vbuckets_say_so() {
 }
 
 #[test]
-fn what_no_cluster_has_so_many_of_is_refused() {
+fn configuration_of_impossible_sizes_is_refused() {
     let map = |rows: usize| {
         with(|json| json["vBucketServerMap"]["vBucketMap"] = vec![json!([0]); rows].into())
     };
@@ -258,14 +258,14 @@ fn what_no_cluster_has_so_many_of_is_refused() {
 }
 
 #[test]
-fn a_configuration_beyond_the_limit_is_not_parsed() {
+fn configuration_beyond_the_limit_is_not_parsed() {
     let len = MAX_CONFIG_LEN + 1;
     let error = BucketConfig::parse(&vec![b' '; len], "seed").unwrap_err();
     assert_eq!(error, InvalidConfig::TooLarge { len });
 }
 
 #[test]
-fn open_names_are_filled_with_the_host_connected_to() {
+fn host_placeholders_are_filled_with_the_host_connected_to() {
     let mut json = with(|json| json["nodesExt"][0]["hostname"] = "$HOST".into());
     json["vBucketServerMap"]["serverList"][0] = "$HOST:11210".into();
     json["nodesExt"][1].as_object_mut().unwrap().remove("hostname");
@@ -302,7 +302,7 @@ fn nodes_in_another_order_are_found_by_their_address() {
 }
 
 #[test]
-fn port_0_is_no_address_wherever_it_stands() {
+fn port_0_is_no_address() {
     let listed = with(|json| {
         json["nodesExt"] = json!([]);
         json["vBucketServerMap"]["serverList"] = json!(["n0:0", "n1:11210"]);
@@ -330,7 +330,7 @@ fn with_alternates() -> BucketConfig {
 }
 
 #[test]
-fn the_network_is_the_one_that_names_the_first_connection() {
+fn network_is_the_one_that_names_the_first_connection() {
     let config = with_alternates();
     let network = |host: &str, port| {
         NetworkSelection::Auto.network(config.nodes(), &Address::new(host, port))
@@ -350,7 +350,7 @@ fn the_network_is_the_one_that_names_the_first_connection() {
 }
 
 #[test]
-fn a_node_is_itself_by_its_full_name() {
+fn node_is_itself_by_its_full_name() {
     let named = |name: &str, external: &str| {
         parse(&with(|json| {
             json["nodesExt"][0]["hostname"] = json!(name);
@@ -392,7 +392,7 @@ fn alternate_addresses_have_their_own_ports_or_the_usual_ones() {
 }
 
 #[test]
-fn a_manifest_maps_ids_and_names() {
+fn manifest_maps_ids_and_names() {
     let json = json!({"uid": "a2", "scopes": [
         {"name": "_default", "uid": "0", "collections": [{"name": "_default", "uid": "0"}]},
         {"name": "inventory", "uid": "8", "collections": [
@@ -413,7 +413,7 @@ fn a_manifest_maps_ids_and_names() {
 }
 
 #[test]
-fn a_manifest_with_impossible_ids_is_refused() {
+fn manifest_with_impossible_ids_is_refused() {
     let manifest = |scope: &str, first: &str, second: &str| {
         let collection = |uid: &str| json!({"name": "c", "uid": uid});
         let collections = [collection(first), collection(second)];
@@ -428,7 +428,7 @@ fn a_manifest_with_impossible_ids_is_refused() {
 }
 
 #[test]
-fn a_manifest_beyond_the_limits_is_refused() {
+fn manifest_beyond_the_limits_is_refused() {
     let mut manifest = br#"{"uid":"1"}"#.to_vec();
     manifest.resize(MAX_CONFIG_LEN, b' ');
     assert!(Manifest::parse(&manifest).is_ok());
@@ -460,14 +460,14 @@ fn keys_map_to_the_vbuckets_the_sdk_chose() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_the_parsers_panic(bytes: Vec<u8>) {
+    fn configuration_and_manifest_parsers_survive_any_bytes(bytes: Vec<u8>) {
         let _ = BucketConfig::parse(&bytes, "seed");
         let _ = GlobalConfig::parse(&bytes, "seed");
         let _ = Manifest::parse(&bytes);
     }
 
     #[test]
-    fn a_configuration_changed_anywhere_never_names_a_node_it_lacks(
+    fn configuration_changed_anywhere_never_names_a_node_it_lacks(
         at in 0_usize..1000, byte: u8,
     ) {
         let mut json = config().to_string().into_bytes();
@@ -483,13 +483,13 @@ proptest! {
     }
 
     #[test]
-    fn no_text_makes_the_connection_string_parser_panic(text: String) {
+    fn connection_string_parser_survives_any_text(text: String) {
         let _ = text.parse::<ConnectionString>();
         let _ = format!("couchbase://{text}").parse::<ConnectionString>();
     }
 
     #[test]
-    fn a_connection_string_survives_being_written(
+    fn connection_string_survives_being_written(
         hosts in proptest::collection::vec(("[a-z][a-z0-9.-]{0,10}", 1_u16..8000), 1..4),
         tls: bool,
     ) {
@@ -501,7 +501,7 @@ proptest! {
 }
 
 #[test]
-fn a_node_the_server_list_names_otherwise_is_the_one_in_its_place_if_it_has_data() {
+fn node_named_otherwise_by_the_server_list_is_found_by_its_place() {
     // By another name, as behind some proxies, or by the port for TLS only.
     for (services, is_taken) in [
         (json!({"kv": 11999, "mgmt": 8091}), true),

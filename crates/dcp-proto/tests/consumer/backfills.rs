@@ -37,7 +37,7 @@ fn told(server: &Harness) -> Vec<(usize, Item)> {
 }
 
 #[test]
-fn a_finite_stream_that_resumes_past_its_end_inside_a_snapshot_has_not_caught_up() {
+fn finite_stream_resumed_past_its_end_in_a_snapshot_is_not_caught_up() {
     let mut server = streaming(5, Seqno(5));
     // A key at 2 was left out: its newer version is at 10.
     server.marker(0, 10).mutation(7).play();
@@ -50,7 +50,7 @@ fn a_finite_stream_that_resumes_past_its_end_inside_a_snapshot_has_not_caught_up
 }
 
 #[test]
-fn a_vbucket_is_caught_up_with_the_snapshot_that_holds_what_it_had() {
+fn vbucket_is_caught_up_with_the_snapshot_that_holds_what_it_had() {
     let mut server = streaming(40, Seqno::MAX);
     server.marker(0, 20).mutations([10, 20]);
     // A key that was last written at 30 may be the one at 60 by now.
@@ -67,7 +67,7 @@ fn a_vbucket_is_caught_up_with_the_snapshot_that_holds_what_it_had() {
 }
 
 #[test]
-fn a_vbucket_that_has_nothing_new_is_caught_up_at_once() {
+fn vbucket_that_has_nothing_new_is_caught_up_at_once() {
     for (from, told_at) in [(Position::EARLIEST, 0), (position(40, (40, 40), LOG), 40)] {
         let mut server = Harness::new(config());
         server.open(catching_up(from, told_at));
@@ -93,7 +93,7 @@ fn seqnos_that_are_passed_over_catch_up_too() {
 }
 
 #[test]
-fn a_finite_stream_is_caught_up_before_it_ends() {
+fn finite_stream_is_caught_up_before_it_ends() {
     let mut server = streaming(40, Seqno(40));
     server.marker(0, 40).mutations([10, 40]).play();
     assert_eq!(told(&server), [(2, Item::CaughtUp(40))]);
@@ -120,7 +120,7 @@ fn a_finite_stream_is_caught_up_before_it_ends() {
 }
 
 #[test]
-fn a_vbucket_that_lost_what_it_had_is_caught_up_with_what_is_left() {
+fn vbucket_that_lost_what_it_had_is_caught_up_with_what_is_left() {
     let mut server = streaming(40, Seqno::MAX);
     server.marker(0, 20).mutation(20).play();
     server.reconnect(config());
@@ -136,7 +136,7 @@ fn a_vbucket_that_lost_what_it_had_is_caught_up_with_what_is_left() {
 }
 
 #[test]
-fn changes_that_wait_for_disks_do_not_catch_up() {
+fn changes_that_are_unpersisted_do_not_catch_up() {
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
     let mut server = Harness::new(ConnectionConfig { delivery, ..config() });
     server.open(catching_up(Position::EARLIEST, 20));
@@ -151,7 +151,7 @@ fn changes_that_wait_for_disks_do_not_catch_up() {
 }
 
 #[test]
-fn a_load_in_the_order_of_keys_that_is_cut_begins_again_in_another_epoch() {
+fn snapshot_in_the_order_of_keys_that_is_cut_restarts_in_another_epoch() {
     let mut server = streaming(18, Seqno::MAX);
     server.oso(OsoSnapshot::Start).mutations([9, 3, 17]).play();
     let kept = server.moved().unwrap();
@@ -171,7 +171,7 @@ fn a_load_in_the_order_of_keys_that_is_cut_begins_again_in_another_epoch() {
 }
 
 #[test]
-fn a_position_the_server_finds_out_of_range_is_rolled_back_to_the_beginning() {
+fn position_that_is_out_of_range_is_rolled_back_to_the_beginning() {
     let from = || StreamPosition::new(position(40, (40, 40), LOG));
     for policy in [OnRollback::Emit, OnRollback::Resync] {
         let mut server = Harness::new(ConnectionConfig { on_rollback: policy, ..config() });
@@ -206,7 +206,7 @@ fn a_position_the_server_finds_out_of_range_is_rolled_back_to_the_beginning() {
 }
 
 #[test]
-fn purged_deletions_are_ignored_only_where_that_is_asked_for() {
+fn purged_deletions_are_ignored_only_on_demand() {
     for ignore_purged_tombstones in [false, true] {
         let config = ConnectionConfig { ignore_purged_tombstones, ..config() };
         let request = Harness::new(config).open(StreamPosition::new(position(40, (40, 40), LOG)));

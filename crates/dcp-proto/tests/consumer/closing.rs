@@ -88,7 +88,7 @@ fn rule_10_a_stream_that_the_server_ends_is_not_closed() {
 }
 
 #[test]
-fn rule_10_whatever_crosses_a_close_counts_once_and_its_last_packet_frees_the_vbucket() {
+fn rule_10_packets_crossing_a_close_count_once_and_free_the_vbucket() {
     let with_ends = [
         &["SUCCESS", "END 1"][..],
         &["MUT 7", "MUT 9", "SUCCESS", "END 1"],
@@ -158,7 +158,7 @@ fn rule_10_a_complete_stream_is_not_closed_again() {
 }
 
 #[test]
-fn a_connection_is_in_use_until_its_requests_are_answered() {
+fn connection_is_in_use_until_its_requests_are_answered() {
     let mut server = Harness::new(ConnectionConfig { collections: true, ..config() });
     assert!(server.machine.is_unused());
     server.machine.request_high_seqnos();
@@ -179,7 +179,7 @@ fn a_connection_is_in_use_until_its_requests_are_answered() {
 }
 
 #[test]
-fn rule_11_a_stream_that_waits_for_its_end_is_closed_once_that_is_persisted() {
+fn rule_11_stream_that_waits_for_its_end_is_closed_once_it_is_persisted() {
     let mut delivery = Delivery { clamp: true, persisted_only: true, ..Delivery::default() };
     delivery.end_persisted = true;
     let mut server = bounded(ConnectionConfig { delivery, ..config() });
@@ -194,7 +194,7 @@ fn rule_11_a_stream_that_waits_for_its_end_is_closed_once_that_is_persisted() {
 }
 
 #[test]
-fn a_small_part_of_a_large_snapshot_costs_about_a_window() {
+fn snapshot_read_in_small_part_costs_about_a_window() {
     const WINDOW: u32 = 2000;
     for stream_end_on_close in [true, false] {
         let narrow = ConnectionConfig { window: WINDOW, stream_end_on_close, ..clamped() };

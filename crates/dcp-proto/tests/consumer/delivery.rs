@@ -242,7 +242,7 @@ fn rule_10_a_clamped_out_of_order_snapshot_delivers_what_lies_below() {
 }
 
 #[test]
-fn each_change_out_of_order_names_the_branch_it_was_written_on() {
+fn change_out_of_order_names_the_branch_it_was_written_on() {
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.accept(&[(2, 5), (1, 0)]);
@@ -307,7 +307,7 @@ fn rule_10_an_out_of_order_snapshot_up_to_the_end_is_complete() {
 }
 
 #[test]
-fn a_key_without_its_collection_has_1_to_250_bytes() {
+fn key_without_its_collection_has_1_to_250_bytes() {
     for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false)] {
         for message in ["MUT", "DEL", "DEL2", "EXP"] {
             let mut server = Harness::streaming(config());
@@ -358,7 +358,7 @@ fn rule_11_a_stream_that_waits_for_its_end_is_opened_again_elsewhere() {
 }
 
 #[test]
-fn rule_11_a_snapshot_past_the_end_is_waited_for_when_it_replaced_changes_below() {
+fn rule_11_snapshot_past_the_end_that_replaced_changes_is_waited_for() {
     // Everything up to 5 that is missing was written again in the snapshot that follows.
     for first in [6, 9] {
         let mut server = bounded(settling(), 5);
@@ -373,7 +373,7 @@ fn rule_11_a_snapshot_past_the_end_is_waited_for_when_it_replaced_changes_below(
 }
 
 #[test]
-fn rule_11_the_servers_end_among_what_waits_completes_a_stream_that_needs_no_more_of_it() {
+fn rule_11_stream_end_among_unpersisted_changes_completes_the_stream() {
     let delivery = Delivery { clamp: true, persisted_only: true, ..Delivery::default() };
     for is_ended in [true, false] {
         let mut server = bounded(ConnectionConfig { delivery: delivery.clone(), ..config() }, 5);
@@ -433,7 +433,7 @@ fn rule_11_an_end_with_nothing_before_it_may_be_settled_already() {
 }
 
 #[test]
-fn many_streams_that_end_at_once_ask_for_high_seqnos_once() {
+fn streams_that_end_at_once_request_high_seqnos_once() {
     let mut server = Harness::new(settling());
     for vbid in 0..8 {
         server
@@ -470,7 +470,7 @@ fn rule_10_an_item_past_a_clamped_end_must_lie_in_a_snapshot() {
 }
 
 #[test]
-fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_above_its_end() {
+fn rule_10_clamped_stream_resumed_inside_a_snapshot_stays_below_its_end() {
     for end in [5, 4] {
         let mut server = Harness::new(clamped());
         let request =
@@ -484,7 +484,7 @@ fn rule_10_a_clamped_stream_that_resumes_inside_a_snapshot_delivers_nothing_abov
 }
 
 #[test]
-fn rule_10_a_stream_that_resumes_inside_the_snapshot_of_its_end_asks_for_the_rest() {
+fn rule_10_stream_resumed_inside_the_snapshot_of_its_end_gets_the_rest() {
     // The rest may hold newer versions of keys at or below the end.
     for (end, snapshot, asked) in
         [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 10), (5, (0, 5), 5), (3, (3, 10), 5)]
@@ -515,7 +515,7 @@ impl ChangeSink for Expecting<'_> {
 }
 
 #[test]
-fn a_change_has_every_field_of_its_packet() {
+fn change_has_every_field_of_its_packet() {
     let change = Change {
         op: Op::Mutation,
         vbid: VB,

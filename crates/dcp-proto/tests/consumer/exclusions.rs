@@ -55,7 +55,7 @@ fn hidden_documents_move_the_position_and_are_no_rows() {
 }
 
 #[test]
-fn what_is_created_past_a_clamped_end_is_learned_too() {
+fn collections_created_past_a_clamped_end_are_learned_too() {
     let mut config = excluding();
     config.delivery.clamp = true;
     let mut server = Harness::new(config);
@@ -80,7 +80,7 @@ fn what_is_created_past_a_clamped_end_is_learned_too() {
 }
 
 #[test]
-fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
+fn server_that_makes_ever_new_system_collections_takes_little_memory() {
     let mut server = Harness::streaming(excluding());
     let made = 100..100 + 1024;
     server.marker(0, 9999);
@@ -105,7 +105,7 @@ fn a_server_that_makes_ever_new_system_collections_takes_little_memory() {
 }
 
 #[test]
-fn the_newest_hidden_document_completes_a_bounded_stream() {
+fn hidden_document_that_is_newest_completes_a_finite_stream() {
     let mut server = Harness::new(excluding());
     server.open_until(StreamPosition::new(position(1, (1, 1), &[(1, 0)])), Seqno(3));
     server.accept(&[(1, 0)]);
@@ -117,7 +117,7 @@ fn the_newest_hidden_document_completes_a_bounded_stream() {
 }
 
 #[test]
-fn nothing_is_hidden_unless_asked_for() {
+fn system_scope_and_transactions_are_visible_by_default() {
     let mut server = Harness::streaming(ConnectionConfig { collections: true, ..config() });
     server.marker(0, 9);
     document(&mut server, 1, 0, b"_txn:atr-1");
@@ -127,7 +127,7 @@ fn nothing_is_hidden_unless_asked_for() {
 }
 
 #[test]
-fn only_rows_that_pass_are_given_and_the_others_move_the_position() {
+fn row_filter_delivers_what_passes_and_the_rest_moves_the_position() {
     let rows = RowFilter::new(Some(vec!["a*".to_owned()]), Some(vec![Op::Mutation]), None).unwrap();
     let delivery = Delivery { rows, ..Delivery::default() };
     let mut server = Harness::streaming(ConnectionConfig { delivery, ..config() });
@@ -138,7 +138,7 @@ fn only_rows_that_pass_are_given_and_the_others_move_the_position() {
 }
 
 #[test]
-fn what_patterns_do_not_choose_is_no_row_and_no_event() {
+fn collection_that_no_pattern_matches_is_no_row_and_no_event() {
     let manifest = Manifest::parse(
         br#"{"uid":"7","scopes":[{"name":"shop","uid":"8","collections":
             [{"name":"orders","uid":"9"},{"name":"carts","uid":"a"}]}]}"#,

@@ -17,7 +17,7 @@ fn with_window(window: u32) -> ConnectionConfig {
 }
 
 #[test]
-fn every_counted_byte_is_held_and_nothing_else() {
+fn flow_control_holds_every_counted_byte_and_nothing_else() {
     // FC-05, FC-06, FC-09, FC-12 to FC-14, FC-19, FC-23, FC-28, FC-29.
     let mut server = Harness::streaming(with_window(100_000));
     assert_eq!(server.machine.take_held(), 0, "answers do not count");
@@ -79,7 +79,7 @@ fn noop(server: &mut Harness, opaque: u32) {
 }
 
 #[test]
-fn a_quarter_of_the_window_is_acknowledged_and_the_rest_after_a_second() {
+fn window_acknowledges_a_quarter_and_the_rest_after_a_second() {
     let mut server = Harness::streaming(with_window(2000));
     server.marker(0, 100).mutations(1..=10).play();
     let held = server.machine.take_held();
@@ -98,7 +98,7 @@ fn a_quarter_of_the_window_is_acknowledged_and_the_rest_after_a_second() {
 }
 
 #[test]
-fn fc_30_a_server_may_send_while_the_window_has_room_and_is_disconnected_beyond() {
+fn fc_30_server_may_send_while_the_window_has_room_and_not_beyond() {
     let mut server = Harness::streaming(with_window(100));
     server.marker(0, 9).mutation(1).play();
     assert!(server.machine.is_window_full());
@@ -131,7 +131,7 @@ fn np_15_a_noop_with_a_body_ends_the_connection() {
 }
 
 #[test]
-fn a_silent_connection_is_dead_after_two_intervals() {
+fn connection_that_is_silent_is_dead_after_two_intervals() {
     let mut server = Harness::streaming(config());
     server.now += Duration::from_secs(39);
     server.machine.handle_timeout(server.now).unwrap();
@@ -144,7 +144,7 @@ fn a_silent_connection_is_dead_after_two_intervals() {
 }
 
 #[test]
-fn a_packet_that_does_not_come_whole_is_silence() {
+fn packet_that_never_comes_whole_is_silence() {
     let mut server = Harness::streaming(config());
     server.marker(0, 9).play();
     // A header that announces 10 MB, cut short, and noops and a map that fall into its body.
@@ -169,7 +169,7 @@ fn a_packet_that_does_not_come_whole_is_silence() {
 }
 
 #[test]
-fn a_large_packet_that_comes_slowly_is_no_silence() {
+fn packet_that_is_large_and_slow_is_no_silence() {
     let mut server = Harness::streaming(config());
     server.marker(0, 9).play();
     let mut packet = Vec::new();
@@ -187,7 +187,7 @@ fn a_large_packet_that_comes_slowly_is_no_silence() {
 }
 
 #[test]
-fn a_walk_stops_at_its_limit_and_goes_on_there() {
+fn walk_over_packets_stops_at_its_limit_and_resumes_there() {
     let mut server = Harness::streaming(config());
     server.marker(0, 100).mutations(1..=10);
     let wire = std::mem::take(&mut server.wire);
@@ -203,7 +203,7 @@ fn a_walk_stops_at_its_limit_and_goes_on_there() {
 }
 
 #[test]
-fn what_came_before_an_error_stays_good() {
+fn changes_before_a_violation_stay_good() {
     let mut server = Harness::streaming(config());
     server.marker(0, 10).mutation(1).mutation(2).mutation(2);
     server.misbehaves();
@@ -214,7 +214,7 @@ fn what_came_before_an_error_stays_good() {
 }
 
 #[test]
-fn a_change_the_sink_refuses_is_not_passed_over() {
+fn change_that_the_sink_refuses_is_not_passed_over() {
     let mut server = Harness::streaming(config());
     server.sink.refuse = Some(Seqno(2));
     server.marker(0, 10).mutations(1..=3);
@@ -224,7 +224,7 @@ fn a_change_the_sink_refuses_is_not_passed_over() {
 }
 
 #[test]
-fn a_refused_stream_gives_the_map_that_came_with_it() {
+fn stream_that_is_refused_passes_on_the_map_that_came_with_it() {
     use dcp_proto::consumer::{EndCause, OpenStreamError};
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
@@ -239,7 +239,7 @@ fn a_refused_stream_gives_the_map_that_came_with_it() {
 }
 
 #[test]
-fn a_map_may_come_compressed_whichever_way_it_comes() {
+fn map_may_come_compressed_whichever_way_it_comes() {
     let map = b"{\"rev\":7,\"name\":\"default\",\"of\":\"the bucket default\"}";
     let block = snappy::compress(map).unwrap();
     let damaged = &block[..block.len() - 1];

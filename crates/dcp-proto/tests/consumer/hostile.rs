@@ -104,13 +104,13 @@ fn connection() -> impl Strategy<Value = ConnectionConfig> {
 
 proptest! {
     #[test]
-    fn no_bytes_panic(config in connection(), bytes in vec(any::<u8>(), 0..300)) {
+    fn consumer_survives_any_bytes(config in connection(), bytes in vec(any::<u8>(), 0..300)) {
         let mut server = Harness::streaming(config);
         let _ = server.machine.handle_input(server.now, &bytes, Limit::NONE, &mut server.sink);
     }
 
     #[test]
-    fn no_packets_panic_and_seqnos_ascend(
+    fn consumer_survives_any_packets_and_its_seqnos_ascend(
         config in connection(),
         packets in vec(packet(), 1..40),
         finite in any::<bool>(),
@@ -145,7 +145,7 @@ proptest! {
     }
 
     #[test]
-    fn any_portions_give_the_same_changes(
+    fn consumer_delivers_the_same_changes_from_any_portions(
         items in vec(0_u8..4, 1..60),
         cuts in vec(1_usize..200, 1..40),
     ) {
@@ -179,7 +179,7 @@ proptest! {
     }
 
     #[test]
-    fn any_answer_to_a_stream_request_is_survived(
+    fn stream_request_survives_any_answer(
         status in prop_oneof![Just(0_u16), Just(0x23), Just(0x02), 0_u16..0x100],
         value in vec(any::<u8>(), 0..40),
     ) {
@@ -192,7 +192,7 @@ proptest! {
 }
 
 #[test]
-fn a_flood_of_empty_markers_moves_nothing_and_leaves_nothing_behind() {
+fn markers_that_are_empty_move_nothing_however_many_come() {
     let mut server = Harness::streaming(config());
     server.marker(0, 5).mutation(5).play();
     server.machine.take_positions();
@@ -209,7 +209,7 @@ fn a_flood_of_empty_markers_moves_nothing_and_leaves_nothing_behind() {
 }
 
 #[test]
-fn a_server_that_rolls_back_again_and_again_comes_to_an_end() {
+fn server_that_rolls_back_again_and_again_comes_to_an_end() {
     let mut server = Harness::streaming(config());
     for end in 1..=100 {
         server.marker(end * 10 - 9, end * 10).mutation(end * 10);
@@ -243,7 +243,7 @@ fn named(server: &mut Harness) -> (Vbid, Option<Seqno>, Opcode) {
 }
 
 #[test]
-fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
+fn packet_that_ends_the_connection_is_named_by_its_seqno() {
     let streaming = || Harness::streaming(config());
     let mut server = streaming();
     server.mutation(9);
@@ -273,7 +273,7 @@ fn a_packet_that_ends_the_connection_is_named_by_its_seqno_where_it_has_one() {
 }
 
 #[test]
-fn an_answer_that_voids_the_connection_ends_it_and_no_other_does() {
+fn answer_that_voids_the_connection_ends_it_and_no_other_does() {
     let opcodes = [
         Opcode::DCP_STREAM_REQ,
         Opcode::DCP_CLOSE_STREAM,

@@ -24,7 +24,7 @@ use script::{Script, branch, name_of};
 const ROWS: &str = include_str!("../../../../tests/rows/consumer.json");
 
 #[test]
-fn the_consumer_follows_the_rows() {
+fn consumer_follows_the_rows() {
     let rows: Vec<Value> = serde_json::from_str(ROWS).expect("rows");
     let failures: Vec<String> = rows
         .iter()
@@ -39,7 +39,7 @@ fn the_consumer_follows_the_rows() {
 }
 
 #[test]
-fn what_a_producer_sends_by_the_rows_is_taken() {
+fn consumer_takes_what_a_producer_sends_by_the_rows() {
     let rows = producer_rows::rows();
     let failures: Vec<String> = rows
         .iter()

@@ -42,7 +42,7 @@ fn fc_36_both_ends_count_the_same_bytes() {
 }
 
 #[test]
-fn whoever_is_cut_off_anywhere_goes_on_without_a_gap() {
+fn consumer_that_is_cut_off_anywhere_resumes_without_a_gap() {
     for seen in 0..=20 {
         // A window that lets through about so many changes. The producer would refuse a request
         // whose start lies outside of its snapshot.

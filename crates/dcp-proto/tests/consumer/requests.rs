@@ -87,7 +87,7 @@ fn ax_08_a_log_that_is_refused_is_told() {
 }
 
 #[test]
-fn a_log_without_entries_ends_the_connection() {
+fn failover_log_without_entries_ends_the_connection() {
     let (mut server, requests) = asked(|machine| machine.request_failover_logs(&[VB]));
     answer(&mut server, &requests[0], Status::SUCCESS, b"");
     let Err(ConnectionError::Protocol(error)) = server.try_play() else { panic!() };
@@ -164,7 +164,7 @@ fn purge_seqnos_come_one_at_a_time_and_end_without_a_name() {
 }
 
 #[test]
-fn a_manifest_may_come_compressed_or_not_be_there() {
+fn manifest_may_come_compressed_or_not_be_there() {
     let json = b"{\"uid\":\"7\",\"scopes\":[],\"of\":\"of of of of of\"}";
     let block = snappy::compress(json).unwrap();
     for (status, value, told) in [
@@ -187,7 +187,7 @@ fn a_manifest_may_come_compressed_or_not_be_there() {
 }
 
 #[test]
-fn an_answer_belongs_to_its_request_by_opaque_and_opcode() {
+fn answer_belongs_to_its_request_by_opaque_and_opcode() {
     let (mut server, requests) = asked(|machine| {
         machine.request_cluster_map();
         machine.request_manifest();
@@ -208,7 +208,7 @@ fn an_answer_belongs_to_its_request_by_opaque_and_opcode() {
 }
 
 #[test]
-fn a_map_that_is_announced_without_its_contents_is_requested() {
+fn map_that_is_announced_without_its_contents_is_requested() {
     let mut server = Harness::new(config());
     let push = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE).with_key(b"default");
     push.with_extras(&[0; 16]).encode(&mut server.wire).unwrap();
@@ -221,7 +221,7 @@ fn a_map_that_is_announced_without_its_contents_is_requested() {
 }
 
 #[test]
-fn a_connection_is_used_again_with_other_settings_and_counters_from_zero() {
+fn connection_is_reused_with_other_settings_and_counters_from_zero() {
     let mut server = Harness::streaming(ConnectionConfig { window: 1000, ..config() });
     let later = server.now + Duration::from_secs(39);
     server.marker(0, 1).mutation(1).end(StreamEndReason::STATE_CHANGED).play();
@@ -252,7 +252,7 @@ fn probe(server: &mut Harness, position: &Position) -> Request {
 }
 
 #[test]
-fn a_stream_that_ends_where_it_begins_tells_what_any_other_would_be_answered() {
+fn rollback_probe_ends_where_it_begins_and_is_answered_like_a_stream() {
     let refused =
         |status| EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
     let rolled_back = |cause: &EndCause, seqno| {
@@ -283,7 +283,7 @@ fn a_stream_that_ends_where_it_begins_tells_what_any_other_would_be_answered() {
 }
 
 #[test]
-fn a_probe_sends_what_a_stream_sends() {
+fn rollback_probe_sends_what_a_stream_sends() {
     let from = Position {
         purge_seqno: Seqno(4),
         manifest_uid: ManifestUid(0x1f),
@@ -299,7 +299,7 @@ fn a_probe_sends_what_a_stream_sends() {
 }
 
 #[test]
-fn whatever_comes_on_a_probe_is_dropped_and_acknowledged_and_the_stream_is_closed() {
+fn rollback_probe_drops_and_acknowledges_what_comes_and_is_closed() {
     let mut server = Harness::new(probing());
     probe(&mut server, &position(5, (5, 5), &[(1, 0)]));
     server.accept(&[(1, 0)]);
@@ -327,7 +327,7 @@ fn first_branch() -> FailoverLog {
 }
 
 #[test]
-fn a_producer_is_asked_for_logs_and_rollbacks_between_its_streams() {
+fn producer_is_asked_for_failover_logs_and_rollbacks_between_streams() {
     let mut pair = Pair::open(VBucket::new().on_disk(docs(1..=20)), probing());
     pair.reader.machine.request_failover_logs(&[VB, OTHER]);
     pair.run();

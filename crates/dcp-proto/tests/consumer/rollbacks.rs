@@ -18,7 +18,7 @@ const ROWS: &str = include_str!("../../../../tests/rows/rollback_requests.json")
 const UNSENT: [&str; 7] = ["RB-16", "RB-31", "RB-68", "RB-76", "RB-77", "RB-78", "RB-79"];
 
 #[test]
-fn the_consumer_takes_the_answers_of_the_rollback_rows() {
+fn consumer_takes_the_answers_of_the_rollback_rows() {
     let rows: Vec<Value> = serde_json::from_str(ROWS).expect("rows");
     let rows = rows.iter().filter_map(|row| {
         let name = row["row"].as_str().filter(|name| name.starts_with("RB-"))?;

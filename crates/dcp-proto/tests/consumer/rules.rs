@@ -350,7 +350,7 @@ fn rule_09_what_is_dropped_counts_all_the_same() {
 }
 
 #[test]
-fn rule_10_a_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
+fn rule_10_finite_stream_is_complete_with_the_snapshot_that_holds_its_end() {
     let mut server = Harness::new(config());
     assert_eq!(server.open_until(StreamPosition::new(Position::EARLIEST), Seqno(4)).end, 4);
     server.accept(LOG);
@@ -393,7 +393,7 @@ fn rule_10_a_snapshot_that_was_resumed_in_is_whole_at_its_own_end() {
 }
 
 #[test]
-fn a_position_at_the_start_of_a_snapshot_has_no_part_of_it() {
+fn position_at_the_start_of_a_snapshot_has_no_part_of_it() {
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.accept(LOG);
@@ -583,7 +583,7 @@ fn rule_12_a_snapshot_that_may_repeat_keys_may() {
 }
 
 #[test]
-fn a_seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
+fn seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
     let mut server = Harness::streaming(config());
     server.marker(16, 17).advanced(17).mutation(17).play();
     assert_eq!(server.seqnos(), [17]);
@@ -599,7 +599,7 @@ fn a_seqno_repeated_after_seqno_advanced_is_taken_and_counted() {
 }
 
 #[test]
-fn a_marker_and_a_seqno_advanced_for_where_a_stream_is_already_change_nothing() {
+fn marker_and_seqno_advanced_at_the_position_change_nothing() {
     let mut server = Harness::streaming(config());
     server.marker(0, 5).mutation(5).marker(5, 5).advanced(5).play();
     let position = server.moved().unwrap();
@@ -609,7 +609,7 @@ fn a_marker_and_a_seqno_advanced_for_where_a_stream_is_already_change_nothing() 
 }
 
 #[test]
-fn the_purge_seqno_of_a_marker_goes_with_the_next_request() {
+fn purge_seqno_of_a_marker_goes_with_the_next_request() {
     let collections = ConnectionConfig { collections: true, ..config() };
     let mut server = Harness::streaming(collections.clone());
     let disk = SnapshotMarker {
@@ -624,14 +624,14 @@ fn the_purge_seqno_of_a_marker_goes_with_the_next_request() {
 }
 
 #[test]
-fn a_request_is_for_the_active_copy_and_for_every_deletion() {
+fn stream_request_is_for_the_active_copy_and_every_deletion() {
     let mut server = Harness::streaming(config());
     server.marker(0, 20).mutation(20).play();
     assert_eq!(server.reconnect(config()).flags, StreamRequestFlags::ACTIVE_VB_ONLY);
 }
 
 #[test]
-fn a_filter_is_sent_as_hex_ids() {
+fn filter_is_sent_as_hex_ids() {
     let filter = StreamFilter::Collections(vec![CollectionId(8), CollectionId(0x8a)]);
     let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
     let request = server.open(StreamPosition::new(Position::EARLIEST));
@@ -639,7 +639,7 @@ fn a_filter_is_sent_as_hex_ids() {
 }
 
 #[test]
-fn a_new_filter_is_for_requests_from_then_on() {
+fn filter_that_is_new_applies_to_later_requests() {
     let filter = StreamFilter::Collections(vec![CollectionId(8)]);
     let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
     let request = server.open(StreamPosition::new(Position::EARLIEST));
@@ -654,7 +654,7 @@ fn a_new_filter_is_for_requests_from_then_on() {
 }
 
 #[test]
-fn the_seqno_of_a_vbucket_is_known_while_it_streams() {
+fn seqno_of_a_vbucket_is_known_while_it_streams() {
     let mut server = Harness::new(config());
     assert_eq!(server.machine.seqno(VB), None);
     server.open(StreamPosition::new(position(5, (5, 5), &[(1, 0)])));
@@ -670,7 +670,7 @@ fn the_seqno_of_a_vbucket_is_known_while_it_streams() {
 }
 
 #[test]
-fn a_position_that_moved_is_to_be_taken_once() {
+fn position_that_moved_is_taken_once() {
     let mut server = Harness::streaming(config());
     assert!(!server.machine.has_moved());
     server.marker(0, 9).play();
@@ -686,14 +686,14 @@ fn a_position_that_moved_is_to_be_taken_once() {
 }
 
 #[test]
-fn the_cluster_map_is_asked_for() {
+fn cluster_map_is_requested() {
     let mut server = Harness::new(config());
     server.machine.request_cluster_map();
     assert_eq!(server.sent(), [Sent::Other(Opcode::GET_CLUSTER_CONFIG)]);
 }
 
 #[test]
-fn what_arrives_is_counted() {
+fn stats_count_what_arrives() {
     let mut server = Harness::streaming(config());
     let before = *server.machine.stats();
     assert_eq!((before.packets, before.changes), (1, 0), "the answer to the request");
@@ -708,7 +708,7 @@ fn what_arrives_is_counted() {
 }
 
 #[test]
-fn an_answer_to_a_replaced_request_is_dropped() {
+fn answer_to_a_replaced_request_is_dropped() {
     let mut server = inside_the_third_snapshot(config());
     let refused = server.reconnect(config());
     server.answer(Status::ROLLBACK, &30_u64.to_be_bytes()).play();
@@ -721,7 +721,7 @@ fn an_answer_to_a_replaced_request_is_dropped() {
 }
 
 #[test]
-fn high_seqnos_nobody_asked_for_are_dropped() {
+fn high_seqnos_that_were_not_requested_are_dropped() {
     let mut server = Harness::streaming(config());
     server.machine.request_high_seqnos();
     let sent = server.sent();
@@ -769,7 +769,7 @@ fn collections_are_answered_together_and_only_for_vbuckets_that_exist() {
 }
 
 #[test]
-fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
+fn opaque_is_new_each_time_a_vbucket_is_opened() {
     let mut server = Harness::streaming(config());
     let first = server.opaque;
     server.marker(0, 1).mutation(1).end(StreamEndReason::STATE_CHANGED).play();
@@ -788,7 +788,7 @@ fn a_new_opaque_is_used_each_time_a_vbucket_is_opened() {
 }
 
 #[test]
-fn a_stream_that_was_not_accepted_may_not_send() {
+fn stream_that_was_not_accepted_may_not_send() {
     let mut server = Harness::new(config());
     server.open(StreamPosition::new(Position::EARLIEST));
     server.marker(0, 5);
@@ -796,7 +796,7 @@ fn a_stream_that_was_not_accepted_may_not_send() {
 }
 
 #[test]
-fn packets_nobody_asked_for_close_the_connection() {
+fn packets_that_were_not_requested_close_the_connection() {
     let unexpected = [
         Frame::response(Opcode::GET, Status::SUCCESS),
         Frame::request(Opcode::SET),

@@ -191,7 +191,7 @@ proptest! {
 }
 
 #[test]
-fn a_run_that_the_sink_cannot_take_counts_up_to_there() {
+fn run_that_the_sink_cannot_take_counts_up_to_there() {
     let mut harness = Harness::streaming(config());
     harness.sink.refuse = Some(Seqno(40));
     harness.marker(1, 100).mutations(1..=90);
@@ -246,7 +246,7 @@ impl Runs {
 }
 
 #[test]
-fn mutations_in_a_row_are_given_together() {
+fn mutations_in_a_row_are_one_run() {
     let of = |harness: &mut Harness, rows| {
         let Runs { runs, alone } = Runs::of(harness, Limit { rows, ..Limit::NONE });
         (runs, alone)
@@ -274,7 +274,7 @@ fn mutations_in_a_row_are_given_together() {
 }
 
 #[test]
-fn changes_that_waited_for_disks_are_given_together_up_to_what_is_persisted() {
+fn changes_that_were_unpersisted_are_one_run_up_to_what_is_persisted() {
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
     let mut harness = Harness::streaming(ConnectionConfig { delivery, ..config() });
     harness.marker(0, 9).mutations(1..=7);

@@ -144,7 +144,7 @@ fn without_opaque(mut packet: Vec<u8>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_recording_with_a_crash_is_played_across_two_connections() {
+async fn recording_with_a_crash_is_played_across_two_connections() {
     let scenario = Scenario::load("8.0.2-crash-rollback")
         .or_else(|_| Scenario::load("6.0.5-crash-rollback"))
         .unwrap();
@@ -173,7 +173,7 @@ async fn a_recording_with_a_crash_is_played_across_two_connections() {
 }
 
 #[tokio::test]
-async fn a_full_window_stops_the_stream_until_it_is_acknowledged() {
+async fn window_that_is_full_stops_the_stream_until_it_is_acknowledged() {
     let scenario = Scenario::load("8.0.2-flow-control").unwrap();
     let server = ScriptedServer::start(&scenario).await.unwrap();
     let mut client = Client::open(server.addr()).await;
@@ -197,7 +197,7 @@ async fn a_full_window_stops_the_stream_until_it_is_acknowledged() {
 }
 
 #[tokio::test]
-async fn what_follows_a_close_is_played_when_the_client_closes() {
+async fn recording_after_a_close_is_played_when_the_client_closes() {
     let scenario = Scenario::load("8.0.2-close-stream-with-end").unwrap();
     let server = ScriptedServer::start(&scenario).await.unwrap();
     let vbid = server.vbids()[0];
@@ -218,7 +218,7 @@ async fn what_follows_a_close_is_played_when_the_client_closes() {
 }
 
 #[tokio::test]
-async fn a_wrong_password_is_refused() {
+async fn password_that_is_wrong_is_refused() {
     let scenario = Scenario::load("8.0.2-memory-fresh").unwrap();
     let server = ScriptedServer::start(&scenario).await.unwrap();
     let socket = TcpStream::connect(server.addr()).await.unwrap();
@@ -227,7 +227,7 @@ async fn a_wrong_password_is_refused() {
 }
 
 #[tokio::test]
-async fn every_recording_plays_all_its_streams() {
+async fn recordings_play_all_their_streams() {
     let mut streams = 0;
     for scenario in Scenario::load_all().unwrap() {
         for conn in scenario.connections() {
@@ -262,7 +262,7 @@ async fn every_recording_plays_all_its_streams() {
 }
 
 #[tokio::test]
-async fn one_request_is_played_and_then_what_was_asked_for_in_the_same_way() {
+async fn recording_of_one_request_answers_all_that_ask_in_the_same_way() {
     let scenario = Scenario::load("6.0.5-rollback-purge").unwrap();
     let server = ScriptedServer::start_request(&scenario, 0, 0).await.unwrap();
     let vbid = server.vbids()[0];
@@ -301,7 +301,7 @@ async fn stream_ids_are_left_out_for_a_client_that_did_not_turn_them_on() {
 }
 
 #[tokio::test]
-async fn a_cluster_map_in_a_refusal_is_the_one_of_the_server_and_newer() {
+async fn cluster_map_in_a_refusal_is_the_one_of_the_server_and_newer() {
     let scenario = Scenario::load("8.0.2-meta-commands").unwrap();
     let server = ScriptedServer::start_request(&scenario, 0, 0).await.unwrap();
     let mut client = Client::open(server.addr()).await;

@@ -105,7 +105,7 @@ impl Exchange {
 }
 
 #[test]
-fn the_client_half_writes_the_published_and_recorded_messages() {
+fn scram_client_writes_the_published_and_recorded_messages() {
     for exchange in &EXCHANGES {
         let mut client = exchange.client(exchange.password);
         assert_eq!(client.first_message(), exchange.client_first.as_bytes());
@@ -116,7 +116,7 @@ fn the_client_half_writes_the_published_and_recorded_messages() {
 }
 
 #[test]
-fn the_server_half_accepts_the_published_and_recorded_proofs() {
+fn scram_server_accepts_the_published_and_recorded_proofs() {
     for exchange in &EXCHANGES {
         let server = exchange.server(exchange.password);
         let last = server.verify(exchange.client_final.as_bytes()).unwrap();
@@ -125,7 +125,7 @@ fn the_server_half_accepts_the_published_and_recorded_proofs() {
 }
 
 #[test]
-fn a_first_message_whose_header_was_changed_on_the_way_is_noticed() {
+fn scram_first_message_with_a_changed_header_is_noticed() {
     let exchange = &EXCHANGES[0];
     let changed = exchange.client_first.replacen('n', "y", 1);
     let mut server = ScramServer::read(changed.as_bytes()).unwrap();
@@ -135,7 +135,7 @@ fn a_first_message_whose_header_was_changed_on_the_way_is_noticed() {
 }
 
 #[test]
-fn the_server_half_refuses_a_wrong_password() {
+fn scram_server_refuses_a_wrong_password() {
     for exchange in &EXCHANGES {
         let server = exchange.server("another password");
         let verdict = server.verify(exchange.client_final.as_bytes());
@@ -144,7 +144,7 @@ fn the_server_half_refuses_a_wrong_password() {
 }
 
 #[test]
-fn the_client_half_refuses_a_server_that_does_not_know_the_password() {
+fn scram_client_refuses_a_server_that_does_not_know_the_password() {
     let [first, second, ..] = &EXCHANGES;
     let mut client = first.client(first.password);
     client.respond(first.challenge.as_bytes()).unwrap();
@@ -160,7 +160,7 @@ fn the_client_half_refuses_a_server_that_does_not_know_the_password() {
 }
 
 #[test]
-fn a_challenge_that_does_not_continue_the_nonce_is_refused() {
+fn scram_challenge_that_does_not_continue_the_nonce_is_refused() {
     let exchange = &EXCHANGES[0];
     for challenge in [
         "r=somebodyElsesNonce,s=QSXCR+Q6sek8bf92,i=4096",
@@ -174,7 +174,7 @@ fn a_challenge_that_does_not_continue_the_nonce_is_refused() {
 }
 
 #[test]
-fn iterations_over_the_limit_are_refused_before_any_work() {
+fn scram_iterations_over_the_limit_are_refused_before_any_work() {
     let exchange = &EXCHANGES[0];
     let challenge = "r=fyko+d2lbbFgONRv9qkxdawLx,s=QSXCR+Q6sek8bf92,i=4294967295";
     let mut client = exchange.client(exchange.password);
@@ -197,7 +197,7 @@ fn iterations_over_the_limit_are_refused_before_any_work() {
 }
 
 #[test]
-fn a_challenge_that_would_give_the_password_away_is_not_answered() {
+fn scram_challenge_that_would_give_the_password_away_is_not_answered() {
     let exchange = &EXCHANGES[0];
     let respond = |salt: &str, iterations: u32| {
         let challenge = format!("r=fyko+d2lbbFgONRv9qkxdawLx,s={salt},i={iterations}");
@@ -214,7 +214,7 @@ fn a_challenge_that_would_give_the_password_away_is_not_answered() {
 }
 
 #[test]
-fn a_server_keeps_no_credentials_that_clients_would_refuse() {
+fn scram_server_keeps_no_credentials_that_clients_would_refuse() {
     let derive = |salt: &[u8], iterations: u32| {
         ScramCredentials::derive(Mechanism::ScramSha256, "password", salt, iterations).is_ok()
     };
@@ -225,7 +225,7 @@ fn a_server_keeps_no_credentials_that_clients_would_refuse() {
 }
 
 #[test]
-fn malformed_challenges_are_errors() {
+fn scram_challenges_that_are_malformed_are_errors() {
     let exchange = &EXCHANGES[0];
     for challenge in [
         "",
@@ -245,7 +245,7 @@ fn malformed_challenges_are_errors() {
 }
 
 #[test]
-fn an_error_the_server_names_is_told_apart() {
+fn scram_error_named_by_the_server_is_distinguished() {
     let exchange = &EXCHANGES[0];
     for (text, error) in [
         ("e=invalid-proof", ServerError::InvalidProof),
@@ -260,7 +260,7 @@ fn an_error_the_server_names_is_told_apart() {
 }
 
 #[test]
-fn malformed_or_foreign_answers_are_refused_by_the_server_half() {
+fn scram_server_refuses_malformed_or_foreign_answers() {
     let exchange = &EXCHANGES[1];
     let proof = "p=dHzbZapWIk4jUhN+Ute9ytag9zjfMHgsqmmiz7AndVQ=";
     let nonce = "r=rOprNGfwEbeRWgbNEkqO%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
@@ -291,7 +291,7 @@ fn malformed_or_foreign_answers_are_refused_by_the_server_half() {
 }
 
 #[test]
-fn commas_and_equals_signs_in_user_names_survive_the_trip() {
+fn scram_user_names_may_have_commas_and_equals_signs() {
     let nonce = "fyko+d2lbbFgONRv9qkxdawL";
     let client = ScramClient::new(Mechanism::ScramSha1, "a=b,c=2C", "x", nonce).unwrap();
     let message = client.first_message();
@@ -315,7 +315,7 @@ fn passwords_are_prepared_so_that_spellings_of_one_text_agree() {
 }
 
 #[test]
-fn a_nonce_that_would_break_the_message_is_refused() {
+fn scram_nonce_that_would_break_the_message_is_refused() {
     for nonce in ["", "a,b", "caf\u{e9}", "a\n"] {
         let refused = ScramClient::new(Mechanism::ScramSha512, "user", "x", nonce);
         assert_eq!(refused.unwrap_err(), SaslError::Malformed("nonce"), "{nonce:?}");
@@ -323,7 +323,7 @@ fn a_nonce_that_would_break_the_message_is_refused() {
 }
 
 #[test]
-fn the_first_allowed_mechanism_that_is_offered_is_chosen() {
+fn sasl_mechanism_is_the_first_allowed_one_that_is_offered() {
     let all = b"PLAIN SCRAM-SHA1 SCRAM-SHA256 SCRAM-SHA512 OAUTHBEARER";
     let (scram, plain) = (&Mechanism::SCRAM, Mechanism::Plain);
     assert_eq!(select_mechanism(all, scram), Ok(Mechanism::ScramSha512));
@@ -337,7 +337,7 @@ fn the_first_allowed_mechanism_that_is_offered_is_chosen() {
 }
 
 #[test]
-fn plain_messages_round_trip_and_nul_bytes_are_refused() {
+fn sasl_plain_messages_round_trip_and_nul_bytes_are_refused() {
     let message = encode_plain("u", "p").unwrap();
     assert_eq!(message.as_slice(), b"\0u\0p");
     let decoded = PlainMessage::decode(&message).unwrap();
@@ -354,7 +354,7 @@ fn plain_messages_round_trip_and_nul_bytes_are_refused() {
 }
 
 #[test]
-fn debug_output_shows_no_secret() {
+fn sasl_debug_output_shows_no_secret() {
     let exchange = &EXCHANGES[0];
     let mut client = exchange.client("pencil");
     let before = format!("{client:?}");
@@ -370,7 +370,7 @@ fn debug_output_shows_no_secret() {
 }
 
 #[test]
-fn credentials_with_keys_of_the_wrong_length_are_refused() {
+fn scram_credentials_with_keys_of_the_wrong_length_are_refused() {
     let (mechanism, salt) = (Mechanism::ScramSha256, b"salt salt");
     let key = |len| Zeroizing::new(vec![7; len]);
     let from =

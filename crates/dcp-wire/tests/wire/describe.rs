@@ -16,7 +16,7 @@ fn text(description: &Description<'_>, name: &str) -> String {
 }
 
 #[test]
-fn every_recorded_packet_that_decodes_is_described_without_a_problem() {
+fn packets_on_record_that_decode_are_described_without_a_problem() {
     let (mut described, mut problems) = (0, 0);
     for scenario in Scenario::load_all().unwrap() {
         for bytes in scenario.events.iter().filter_map(|event| event.packet()) {
@@ -36,7 +36,7 @@ fn every_recorded_packet_that_decodes_is_described_without_a_problem() {
 }
 
 #[test]
-fn a_compressed_document_with_xattrs_is_shown_in_full() {
+fn document_compressed_with_xattrs_is_shown_in_full() {
     let plain = b"\0\0\0\x0f\0\0\0\x0b_k\0{\"a\":1}\0{\"name\":\"abcabcabcabcabcabc\"}";
     let value = snappy::compress(plain).unwrap();
     let mut out = Vec::new();
@@ -67,7 +67,7 @@ fn a_compressed_document_with_xattrs_is_shown_in_full() {
 }
 
 #[test]
-fn a_damaged_value_is_shown_as_it_is() {
+fn value_that_is_damaged_is_shown_as_it_is() {
     let mut out = Vec::new();
     Frame::request(Opcode::SET)
         .with_datatype(Datatype::SNAPPY)
@@ -83,7 +83,7 @@ fn a_damaged_value_is_shown_as_it_is() {
 }
 
 #[test]
-fn a_malformed_packet_is_shown_by_its_parts() {
+fn packet_that_is_malformed_is_shown_by_its_parts() {
     let mut out = Vec::new();
     let request = Frame::request(Opcode::DCP_STREAM_REQ).with_extras(&[7; 3]);
     request.with_key(b"k").encode(&mut out).unwrap();
@@ -94,7 +94,7 @@ fn a_malformed_packet_is_shown_by_its_parts() {
 }
 
 #[test]
-fn a_password_is_not_shown() {
+fn password_is_not_shown() {
     let message = encode_plain("user", "pencil").unwrap();
     let mut out = Vec::new();
     Sasl { mechanism: b"PLAIN", message: &message }.encode_auth(Opaque(1), &mut out).unwrap();
@@ -105,7 +105,7 @@ fn a_password_is_not_shown() {
 }
 
 #[test]
-fn what_may_let_others_log_in_is_not_shown() {
+fn credentials_of_any_form_are_not_shown() {
     let mut token = Vec::new();
     let sasl = Sasl { mechanism: b"OAUTHBEARER", message: b"n,,\x01auth=Bearer pencil\x01\x01" };
     sasl.encode_auth(Opaque(1), &mut token).unwrap();
@@ -120,7 +120,7 @@ fn what_may_let_others_log_in_is_not_shown() {
 }
 
 #[test]
-fn what_a_packet_says_twice_is_a_list() {
+fn packet_fields_that_come_twice_are_a_list() {
     // Two stream ids, and a mutation that is none.
     let packet = [
         0x08, 0x57, 6, 0, 0, 0, 0, 3, 0, 0, 0, 6, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x22, 0,
@@ -134,7 +134,7 @@ fn what_a_packet_says_twice_is_a_list() {
 }
 
 #[test]
-fn long_values_are_cut_in_the_one_line_form_only() {
+fn values_that_are_long_are_cut_in_the_one_line_form_only() {
     let value = vec![b'x'; 1000];
     let mut out = Vec::new();
     let request = Frame::request(Opcode::SET).with_extras(&[0; 8]).with_key(b"k");
@@ -147,7 +147,7 @@ fn long_values_are_cut_in_the_one_line_form_only() {
 }
 
 #[test]
-fn the_answer_to_hello_tells_how_keys_are_written() {
+fn hello_answer_tells_how_keys_are_written() {
     let (mut plain, mut with_collection) = (0, 0);
     for scenario in Scenario::load_all().unwrap() {
         for conn in scenario.connections() {
@@ -184,7 +184,7 @@ fn the_answer_to_hello_tells_how_keys_are_written() {
 }
 
 #[test]
-fn compressed_json_of_a_response_is_inflated() {
+fn response_of_compressed_json_is_inflated() {
     let map = br#"{"rev":1,"name":"default","nodesExt":[],"padding":"aaaaaaaaaaaaaaaaaaaaaaaa"}"#;
     let value = snappy::compress(map).unwrap();
     let mut out = Vec::new();

@@ -48,7 +48,7 @@ fn response(opcode: Opcode, extras: &[u8], key: &[u8], value: &[u8]) -> String {
 }
 
 #[test]
-fn requests_for_documents_have_all_their_fields() {
+fn document_requests_have_all_their_fields() {
     let key = b"\x09k";
     for opcode in [Opcode::GET, Opcode::DELETE] {
         assert_eq!(request(opcode, 0, key, b""), "collection_id=0x9 key=k");
@@ -117,7 +117,7 @@ fn writes_with_metadata_have_all_their_fields() {
 }
 
 #[test]
-fn paths_of_documents_have_all_their_fields() {
+fn subdoc_paths_have_all_their_fields() {
     let lookups = b"\xc5\x04\0\x03a.b\xc6\0\0\0";
     for extras in 0..2 {
         assert_eq!(
@@ -154,7 +154,7 @@ fn paths_of_documents_have_all_their_fields() {
 }
 
 #[test]
-fn requests_of_set_up_and_management_have_all_their_fields() {
+fn set_up_and_management_requests_have_all_their_fields() {
     assert_eq!(request(Opcode::STAT, 0, b"vbucket-details", b""), "group=vbucket-details");
     assert_eq!(
         request(Opcode::SASL_STEP, 0, b"SCRAM-SHA512", b"c=biws"),
@@ -195,7 +195,7 @@ fn requests_of_set_up_and_management_have_all_their_fields() {
 }
 
 #[test]
-fn requests_of_dcp_have_all_their_fields() {
+fn dcp_requests_have_all_their_fields() {
     assert_eq!(
         request(Opcode::DCP_OPEN, 8, b"name", b"{}"),
         r#"flags=0x5060708 flag_names=[no_value, include_deleted_user_xattrs, skip_deletes_in_initial_backfill] name=name value="{}""#
@@ -257,7 +257,7 @@ fn requests_of_dcp_have_all_their_fields() {
 }
 
 #[test]
-fn pushed_cluster_maps_have_all_their_fields() {
+fn cluster_maps_that_are_pushed_have_all_their_fields() {
     let pushed = Frame::server_request(Opcode::CLUSTER_MAP_CHANGE);
     let pushed = pushed.with_key(b"b").with_value(b"{}");
     assert_eq!(
@@ -355,7 +355,7 @@ fn responses_have_all_their_fields() {
 }
 
 #[test]
-fn results_of_paths_have_all_their_fields() {
+fn subdoc_results_have_all_their_fields() {
     let lookup = b"\0\0\0\0\0\x01a\0\xc0\0\0\0\0\0\0\0\0\0\x02{}";
     let mutation = b"\x01\0\0\0\0\0\x01a\x03\0\xc0";
     let deleted = [
@@ -408,7 +408,7 @@ fn framing_extras_have_all_their_fields() {
 }
 
 #[test]
-fn a_value_without_its_body_may_be_marked_as_compressed() {
+fn value_without_its_body_may_be_marked_as_compressed() {
     let xattrs = b"\0\0\0\x0f\0\0\0\x0b_k\0{\"a\":1}\0";
     let mutation = |datatype: Datatype, value: &[u8]| {
         let mut extras = [0; 31];
@@ -486,7 +486,7 @@ fn system_events_have_the_fields_of_their_version() {
 }
 
 #[test]
-fn a_payload_in_flatbuffers_has_the_fields_of_its_event() {
+fn system_event_in_flatbuffers_has_the_fields_of_its_event() {
     let full = SystemEventPayload {
         manifest_uid: ManifestUid(0x0102_0304_0506_0708),
         scope_id: ScopeId(9),
@@ -530,7 +530,7 @@ fn a_payload_in_flatbuffers_has_the_fields_of_its_event() {
 }
 
 #[test]
-fn numbers_of_vbuckets_and_branches_are_shown_as_the_field_does() {
+fn vbucket_ids_and_vbuuids_are_shown_as_the_field_does() {
     assert_eq!(Vbid(1023).to_string(), "vb:1023");
     assert_eq!(Vbuuid(0xfeed_deca).to_string(), "0xfeeddeca");
     assert_eq!(format!("{:?}", Vbuuid(0xfeed_deca)), "Vbuuid(0xfeeddeca)");
@@ -539,7 +539,7 @@ fn numbers_of_vbuckets_and_branches_are_shown_as_the_field_does() {
 }
 
 #[test]
-fn a_packet_of_unknown_layout_is_described_by_its_parts() {
+fn packet_of_unknown_layout_is_described_by_its_parts() {
     let unknown = Frame::request(Opcode(0x3b)).with_extras(&[1]).with_key(b"k");
     assert_eq!(described(unknown.with_value(b"v")), "extras=0x01 key=0x6b value=0x76");
     let pushed = Frame::server_request(Opcode::ADD).with_extras(&[1]);

@@ -20,7 +20,7 @@ fn packet(frame: Frame<'_>) -> Vec<u8> {
 }
 
 #[test]
-fn a_body_over_the_limit_is_refused_before_it_arrives() {
+fn body_over_the_limit_is_refused_before_it_arrives() {
     let mut header = packet(Frame::request(Opcode::DCP_MUTATION));
     header[8..12].copy_from_slice(&u32::MAX.to_be_bytes());
     let refused = Err(DecodeError::FrameTooLarge { len: u32::MAX, max: 31_457_280 });
@@ -34,7 +34,7 @@ fn a_body_over_the_limit_is_refused_before_it_arrives() {
 }
 
 #[test]
-fn parts_that_exceed_the_body_are_refused() {
+fn packet_whose_parts_exceed_its_body_is_refused() {
     let whole = packet(
         Frame::request(Opcode::DCP_MUTATION).with_extras(&[0; 31]).with_key(b"k").with_value(b"v"),
     );
@@ -48,7 +48,7 @@ fn parts_that_exceed_the_body_are_refused() {
 }
 
 #[test]
-fn a_first_byte_outside_the_protocol_is_told_at_once() {
+fn first_byte_outside_the_protocol_is_refused_at_once() {
     for first in 0..=u8::MAX {
         let known = matches!(first, 0x08 | 0x18 | 0x80..=0x83);
         let byte = [first];
@@ -184,7 +184,7 @@ fn ax_25_pushed_cluster_maps_have_two_forms() {
 }
 
 #[test]
-fn an_unknown_opcode_stays_raw_and_an_unknown_status_is_an_error_response() {
+fn opcode_that_is_unknown_stays_raw_and_an_unknown_status_is_an_error() {
     let request = packet(Frame::request(Opcode(0x6f)).with_key(b"k").with_value(b"v"));
     let response = packet(Frame::response(Opcode(0x6f), Status::SUCCESS).with_value(b"v"));
     for bytes in [&request, &response] {
@@ -256,7 +256,7 @@ fn co_61_and_co_62_keys_have_a_longest_length() {
 }
 
 #[test]
-fn a_key_without_its_collection_has_1_to_250_bytes() {
+fn key_without_its_collection_has_1_to_250_bytes() {
     for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false), (255, false)] {
         let key = vec![b'k'; len];
         let mutation = Mutation { seqno: Seqno(1), key: &key, ..Mutation::default() };
@@ -279,7 +279,7 @@ fn datatypes_are_sets_of_bits() {
 }
 
 #[test]
-fn a_resolved_name_has_nothing_but_extras() {
+fn collection_id_response_has_nothing_but_extras() {
     let response = Frame::response(Opcode::GET_COLLECTION_ID, Status::SUCCESS);
     let response = response.with_extras(&[0; 12]);
     assert!(Message::decode(&frame(&packet(response))).is_ok());

@@ -35,7 +35,7 @@ fn response(packet: &[u8]) -> (Status, Response<'_>) {
 }
 
 #[test]
-fn every_golden_packet_decodes_typed_and_encodes_to_the_same_bytes() {
+fn golden_packets_decode_typed_and_encode_to_the_same_bytes() {
     let vectors = vectors::load("golden-packets").unwrap();
     assert_eq!(vectors.len(), 35);
     for vectors::Vector { row, bytes } in vectors {

@@ -188,7 +188,7 @@ fn is_typed(packet: &[u8]) -> bool {
 }
 
 #[test]
-fn each_message_has_its_parts_and_no_others() {
+fn messages_have_their_parts_and_no_others() {
     let mut wrong = Vec::new();
     for &(opcode, extras, key, value, datatypes) in LAYOUTS {
         for len in 0..longest(extras) + 4 {
@@ -213,7 +213,7 @@ fn each_message_has_its_parts_and_no_others() {
 }
 
 #[test]
-fn each_response_of_success_has_its_parts_and_no_others() {
+fn responses_of_success_have_their_parts_and_no_others() {
     let mut wrong = Vec::new();
     for &(opcode, extras, key, value) in RESPONSES {
         for len in 0..longest(extras) + 4 {
@@ -241,7 +241,7 @@ fn each_response_of_success_has_its_parts_and_no_others() {
 
 /// Each type refuses the packet of another message, whatever else it holds.
 #[test]
-fn a_message_is_read_only_from_a_packet_with_its_opcode() {
+fn message_is_read_only_from_a_packet_with_its_opcode() {
     macro_rules! read {
         ($($type:ident),*) => {
             [$((stringify!($type), |frame| $type::decode(frame).map(drop))),*]

@@ -7,7 +7,7 @@ use crate::frame;
 use crate::golden_packets::packets;
 
 #[test]
-fn failover_logs_that_are_empty_or_not_whole_are_refused() {
+fn failover_log_that_is_empty_or_not_whole_is_refused() {
     for len in [0, 8, 15, 17, 24] {
         assert!(FailoverEntries::decode(&vec![0; len]).is_err(), "{len} bytes");
     }

@@ -91,7 +91,7 @@ proptest! {
     #![proptest_config(config())]
 
     #[test]
-    fn no_bytes_make_the_decoders_panic(bytes in vec(any::<u8>(), 0..200), magic in any::<u8>()) {
+    fn decoders_survive_any_bytes(bytes in vec(any::<u8>(), 0..200), magic in any::<u8>()) {
         for limit in [0, 100, MAX_BODY_LEN] {
             if let Ok(Some((frame, used))) = Frame::parse(&bytes, limit) {
                 prop_assert!(used <= bytes.len());
@@ -115,7 +115,7 @@ proptest! {
     }
 
     #[test]
-    fn a_packet_that_decodes_encodes_to_bytes_that_decode_to_the_same(bytes in packet()) {
+    fn packet_that_decodes_encodes_to_bytes_that_decode_to_the_same(bytes in packet()) {
         let (frame, used) = Frame::parse(&bytes, MAX_BODY_LEN).unwrap().unwrap();
         prop_assert_eq!(used, bytes.len());
         for len in 0..bytes.len() {
@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn a_view_of_a_mutation_is_there_if_it_decodes_and_says_the_same(
+    fn mutation_view_exists_if_it_decodes_and_says_the_same(
         (mut packet, collections) in (mutation_packet(), any::<bool>()),
         damage in vec((any::<Index>(), any::<u8>()), 0..3),
         (cut, rest, max_body) in (0usize..4, vec(any::<u8>(), 0..3), 20usize..120),
@@ -183,7 +183,7 @@ proptest! {
     }
 
     #[test]
-    fn compressed_values_come_back(value in vec(0u8..4, 0..4096)) {
+    fn snappy_values_come_back(value in vec(0u8..4, 0..4096)) {
         let block = snappy::compress(&value).unwrap();
         prop_assert_eq!(snappy::decompress(&block, value.len()), Ok(value.clone()));
         if let Some(limit) = value.len().checked_sub(1) {
@@ -220,7 +220,7 @@ proptest! {
     }
 
     #[test]
-    fn any_user_and_password_authenticate_and_no_other(
+    fn scram_authenticates_any_user_with_their_password_and_no_other(
         username in "[a-z=,@.]{1,12}",
         password in "[ -~]{0,20}",
         other in "[ -~]{0,20}",

@@ -142,7 +142,7 @@ fn sm_15_and_sm_17_seqnos_of_disk_snapshots_mean_nothing_in_memory() {
 }
 
 #[test]
-fn sm_18_the_picture_with_the_wrong_lengths_leaves_bytes_that_are_no_packet() {
+fn sm_18_layout_with_wrong_lengths_leaves_bytes_that_are_no_packet() {
     let mut picture = packet("SM-03");
     (picture[4], picture[11]) = (0x14, 0x14);
     let (_, used) = Frame::parse(&picture, MAX_BODY_LEN).unwrap().unwrap();

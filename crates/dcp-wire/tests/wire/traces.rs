@@ -24,7 +24,7 @@ enum Outcome {
 }
 
 #[test]
-fn every_recorded_packet_decodes_typed_and_encodes_to_the_same_bytes() {
+fn packets_on_record_decode_typed_and_encode_to_the_same_bytes() {
     let (mut packets, mut exceptions) = (0, 0);
     let mut problems = Vec::new();
     let mut kinds: BTreeMap<String, usize> = BTreeMap::new();
@@ -127,7 +127,7 @@ fn packets_in_the_folder() -> usize {
 }
 
 #[test]
-fn every_truncation_of_a_recorded_packet_asks_for_more() {
+fn packet_on_record_cut_anywhere_asks_for_more() {
     let mut truncations = 0;
     for scenario in Scenario::load_all().unwrap() {
         // One packet of each opcode is enough of each recording.

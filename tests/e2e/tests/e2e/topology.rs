@@ -49,7 +49,7 @@ async fn vbuckets_that_move_during_a_read_are_read_whole() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_closed_client_ends_its_streams() {
+async fn client_that_is_closed_ends_its_streams() {
     let mut history = History::start(1, 4).await;
     history.load("doc", 10, 50);
     let mut reader = Reader::open(&history.producer, options(Start::Earliest, End::Never)).await;

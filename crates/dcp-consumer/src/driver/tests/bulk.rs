@@ -104,7 +104,7 @@ async fn write(server: &mut Server, rows: std::ops::RangeInclusive<u64>) {
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 #[tokio::test(start_paused = true)]
-async fn under_load_a_connection_is_read_once_in_a_while() {
+async fn connection_under_load_is_read_once_per_pause() {
     for knows_marks in [false, true] {
         let (mut server, shared) = start(BatchPolicy::default(), knows_marks).await;
         write(&mut server, 1..=4).await;
@@ -124,14 +124,14 @@ async fn under_load_a_connection_is_read_once_in_a_while() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_gathers_without_lingering() {
+async fn connection_gathers_nothing_without_lingering() {
     let (mut server, shared) = start(impatient(), true).await;
     write(&mut server, 1..=12).await;
     assert_eq!((shared.reads(), shared.mark()), (12, 1));
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_enough_for_a_read_is_read_before_the_pause_is_over() {
+async fn connection_with_enough_for_a_read_is_read_before_the_pause_is_over() {
     let (mut server, shared) = start(patient(), true).await;
     write(&mut server, 1..=6).await;
     assert_eq!((shared.reads(), shared.mark()), (4, WINDOW as usize / 8));
@@ -141,7 +141,7 @@ async fn what_is_enough_for_a_read_is_read_before_the_pause_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_would_stand_still_is_read_at_once() {
+async fn connection_with_a_full_window_is_read_at_once() {
     let (mut server, shared) = start(patient(), false).await;
     write(&mut server, 1..=3).await;
     // The fourth wake-up leaves less than an eighth of the window.
@@ -153,7 +153,7 @@ async fn a_server_that_would_stand_still_is_read_at_once() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn commands_and_the_end_of_a_task_do_not_wait_for_what_gathers() {
+async fn commands_and_the_end_of_a_task_do_not_wait_for_the_pause() {
     for knows_marks in [false, true] {
         let (mut server, shared) = start(patient(), knows_marks).await;
         write(&mut server, 1..=6).await;
@@ -170,7 +170,7 @@ async fn commands_and_the_end_of_a_task_do_not_wait_for_what_gathers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_is_lost_while_data_gathers_is_read_to_its_end() {
+async fn connection_that_is_lost_during_a_pause_is_read_to_its_end() {
     for knows_marks in [false, true] {
         let (mut server, _) = start(patient(), knows_marks).await;
         write(&mut server, 1..=6).await;

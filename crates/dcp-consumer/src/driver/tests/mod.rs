@@ -28,7 +28,7 @@ fn impatient() -> BatchPolicy {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_is_cut_by_rows() {
+async fn batch_is_cut_by_rows() {
     let mut server = Server::start(BatchPolicy { max_rows: 3, ..patient() }).await;
     server.marker().await;
     server.rows(1..=7).await;
@@ -39,7 +39,7 @@ async fn a_batch_is_cut_by_rows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_is_cut_by_lingering_but_not_while_another_waits() {
+async fn batch_is_cut_by_lingering_but_not_while_another_waits() {
     let linger = Duration::from_millis(100);
     let mut server = Server::start(BatchPolicy { linger, ..BatchPolicy::default() }).await;
     server.marker().await;
@@ -60,7 +60,7 @@ async fn a_batch_is_cut_by_lingering_but_not_while_another_waits() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_batch_may_linger_for_ever() {
+async fn batch_may_linger_for_ever() {
     let policy = BatchPolicy { max_rows: 3, linger: Duration::MAX, ..BatchPolicy::default() };
     let mut server = Server::start(policy).await;
     server.marker().await;
@@ -73,7 +73,7 @@ async fn a_batch_may_linger_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before() {
+async fn acknowledgement_is_sent_when_the_next_batch_is_requested() {
     let mut server = Server::start(impatient()).await;
     server.marker().await;
     server.rows(1..=12).await;
@@ -96,7 +96,7 @@ async fn bytes_are_acknowledged_when_the_next_batch_is_asked_for_and_not_before(
 }
 
 #[tokio::test(start_paused = true)]
-async fn half_a_window_hands_the_open_batch_over() {
+async fn window_that_is_half_full_hands_the_open_batch_over() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.settle().await;
@@ -111,7 +111,7 @@ async fn half_a_window_hands_the_open_batch_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_window_hands_over_what_little_is_open() {
+async fn window_that_is_full_hands_over_whatever_is_open() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.settle().await;
@@ -130,7 +130,7 @@ async fn a_full_window_hands_over_what_little_is_open() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn signs_of_life_are_answered_while_the_application_takes_nothing() {
+async fn noops_are_answered_while_the_application_takes_nothing() {
     let mut server = Server::start(impatient()).await;
     server.marker().await;
     server.rows(1..=19).await;
@@ -149,7 +149,7 @@ async fn signs_of_life_are_answered_while_the_application_takes_nothing() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_server_is_given_up_with_what_it_sent_delivered() {
+async fn server_that_is_silent_is_closed_with_its_changes_delivered() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=5).await;
@@ -166,7 +166,7 @@ async fn a_silent_server_is_given_up_with_what_it_sent_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_before_a_socket_closed_is_delivered() {
+async fn changes_before_a_closed_socket_are_delivered() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=5).await;
@@ -177,7 +177,7 @@ async fn what_came_before_a_socket_closed_is_delivered() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_right_before_its_connection_is_lost_is_told_as_ended() {
+async fn stream_end_right_before_a_lost_connection_is_reported() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.settle().await;
@@ -192,7 +192,7 @@ async fn a_stream_that_ends_right_before_its_connection_is_lost_is_told_as_ended
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
+async fn socket_that_closed_and_a_protocol_violation_are_distinguished() {
     let mut server = Server::start(patient()).await;
     server.peer.io.shutdown().await.unwrap();
     let Report::Lost { error, .. } = server.report().await else { panic!("not lost") };
@@ -216,7 +216,7 @@ async fn a_closed_socket_and_a_broken_protocol_are_told_apart() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_a_dying_task_is_still_to_open_is_handed_back() {
+async fn stream_that_a_dying_task_has_yet_to_open_is_handed_back() {
     for breaks in [true, false] {
         let armed = Arc::new(Mutex::new(None));
         let late = Late { breaks, commands: Arc::clone(&armed) };
@@ -232,7 +232,7 @@ async fn a_stream_that_a_dying_task_is_still_to_open_is_handed_back() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_cannot_be_written_ends_the_connection() {
+async fn write_that_fails_ends_the_connection() {
     let is_deaf = Arc::new(AtomicBool::new(false));
     let deaf = Deaf(Arc::clone(&is_deaf));
     let mut server = Server::start_over(patient(), Delivery::default(), deaf).await;
@@ -255,7 +255,7 @@ fn announced(key_len: u16, body_len: u32) -> Vec<u8> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes() {
+async fn packet_of_impossible_length_ends_the_connection_before_its_body_comes() {
     let max = u32::try_from(MAX_BODY_LEN).unwrap();
     for (packet, message) in [
         (announced(0, max + 1), "exceeds the limit of 31457280 bytes"),
@@ -275,7 +275,7 @@ async fn a_packet_of_impossible_length_ends_the_connection_before_its_body_comes
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_hands_its_rows_over_at_once_and_is_reported() {
+async fn stream_end_hands_its_rows_over_at_once_and_is_reported() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=3).await;
@@ -289,7 +289,7 @@ async fn a_stream_that_ends_hands_its_rows_over_at_once_and_is_reported() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_whose_rows_are_not_delivered_is_never_reported_as_ended() {
+async fn stream_end_is_never_reported_before_its_rows_are_delivered() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows([UNFIT]).await;
@@ -299,7 +299,7 @@ async fn a_stream_whose_rows_are_not_delivered_is_never_reported_as_ended() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_that_end_at_the_latest_change_ask_for_it_together() {
+async fn streams_that_end_at_the_latest_change_request_it_together() {
     let mut server = Server::start(patient()).await;
     for vbid in 1..4 {
         let from = Position::EARLIEST;
@@ -318,7 +318,7 @@ async fn streams_that_end_at_the_latest_change_ask_for_it_together() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
+async fn progress_is_reported_for_vbuckets_that_stream() {
     let mut server = Server::start(patient()).await;
     server.marker().await;
     server.rows(1..=3).await;
@@ -330,7 +330,7 @@ async fn how_far_vbuckets_have_come_is_reported_for_those_that_stream() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vbucket_whose_window_the_application_has_filled_does_not_lag() {
+async fn vbucket_whose_window_the_application_has_filled_does_not_lag() {
     let rows = u64::from(WINDOW) / ROW;
     let mut server = Server::start(impatient()).await;
     server.marker().await;
@@ -346,7 +346,7 @@ async fn a_vbucket_whose_window_the_application_has_filled_does_not_lag() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
+async fn vbucket_whose_window_is_full_of_unpersisted_changes_lags() {
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
     let mut server = Server::start_over(impatient(), delivery, ()).await;
     server.marker().await;
@@ -359,7 +359,7 @@ async fn a_vbucket_whose_window_is_full_of_what_waits_for_disks_lags() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_task_nobody_wants_any_more_ends() {
+async fn task_that_nobody_reads_ends() {
     let mut server = Server::start(patient()).await;
     server.cancel.cancel();
     assert!(server.reports.recv().await.is_none());
@@ -396,7 +396,7 @@ impl Server {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_does_not_read_answers_is_not_read() {
+async fn server_that_does_not_read_answers_is_not_read() {
     const PIPE: usize = 1 << 20;
     let mut server = Server::start(patient()).await;
     let mut noops = Vec::new();
@@ -425,7 +425,7 @@ async fn a_server_that_does_not_read_answers_is_not_read() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_cluster_maps_that_nobody_takes_the_newest_is_kept() {
+async fn cluster_map_that_is_newest_is_kept_while_nobody_takes_them() {
     let mut server = Server::start(patient()).await;
     for rev in 0..50 {
         let map = format!("{{\"rev\":{rev}}}");

@@ -39,7 +39,7 @@ fn says(
 }
 
 #[test]
-fn the_copy_that_is_behind_most_decides_once_all_have_answered() {
+fn persistence_is_that_of_the_slowest_copy_once_all_have_answered() {
     let now = now();
     let mut persistence = waiting(&[1, 2, 3], now);
     assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), None);
@@ -51,7 +51,7 @@ fn the_copy_that_is_behind_most_decides_once_all_have_answered() {
 }
 
 #[test]
-fn nothing_passes_while_a_copy_is_on_another_branch_or_silent() {
+fn persistence_stays_at_zero_while_a_copy_is_silent_or_diverged() {
     let now = now();
     let mut persistence = waiting(&[1, 2], now);
     says(&mut persistence, 1, BRANCH, 9, now);
@@ -66,7 +66,7 @@ fn nothing_passes_while_a_copy_is_on_another_branch_or_silent() {
 }
 
 #[test]
-fn a_copy_that_joins_or_leaves_counts_from_the_map_on() {
+fn persistence_counts_copies_that_join_or_leave_from_the_map_on() {
     let now = now();
     let mut persistence = waiting(&[1, 2], now);
     says(&mut persistence, 1, BRANCH, 9, now);
@@ -81,7 +81,7 @@ fn a_copy_that_joins_or_leaves_counts_from_the_map_on() {
 }
 
 #[test]
-fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
+fn nodes_are_asked_about_unpersisted_vbuckets_each_at_its_own_pace() {
     let start = now();
     let mut persistence = waiting(&[1, 2], start);
     let other = Vbid(4);
@@ -110,7 +110,7 @@ fn nodes_are_asked_about_what_waits_and_each_at_its_own_pace() {
 }
 
 #[test]
-fn each_copy_is_asked_once_about_a_stream_that_was_opened() {
+fn copies_are_asked_once_about_a_stream_that_was_opened() {
     let start = now();
     let mut persistence = PersistenceWatch::default();
     persistence.watch(VB, (ON, BRANCH), copies(&[1, 2]), start);
@@ -135,7 +135,7 @@ fn each_copy_is_asked_once_about_a_stream_that_was_opened() {
 }
 
 #[test]
-fn a_new_stream_of_the_vbucket_begins_anew() {
+fn persistence_of_a_vbucket_starts_anew_with_a_new_stream() {
     let now = now();
     let mut persistence = waiting(&[1], now);
     assert_eq!(says(&mut persistence, 1, BRANCH, 9, now), Some(9));
@@ -158,7 +158,7 @@ fn changes_unpersisted_for_too_long_are_reported_once() {
 }
 
 #[test]
-fn it_is_shown_since_when_changes_wait_and_that_copies_differ() {
+fn persistence_shows_since_when_changes_wait_and_that_copies_diverged() {
     let start = now();
     let mut persistence = waiting(&[1, 2], start);
     assert_eq!(persistence.unpersisted_since(VB), (Some(start), false), "nobody was heard from");
@@ -185,7 +185,7 @@ fn answers(seqno: u64) -> Polled {
 }
 
 #[test]
-fn a_refusal_before_any_answer_ends_the_stream_and_later_ones_after_the_retry_timeout() {
+fn refusal_before_any_answer_is_final_and_later_ones_are_retried() {
     let (start, retry_timeout) = (now(), Duration::from_secs(300));
     let mut persistence = waiting(&[1], start);
     let node = address(1);

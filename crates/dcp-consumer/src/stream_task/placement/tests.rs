@@ -105,7 +105,7 @@ fn verdict(cause: EndCause) -> Expected {
 }
 
 #[test]
-fn every_end_has_its_consequence() {
+fn stream_ends_each_have_their_decision() {
     let rows = [
         (StreamEndReason::OK, Soon),
         (StreamEndReason::CLOSED, Soon),
@@ -126,7 +126,7 @@ fn every_end_has_its_consequence() {
 }
 
 #[test]
-fn every_refusal_has_its_consequence() {
+fn refusals_each_have_their_decision() {
     let status = Fatal(ErrorKind::Status);
     let rows = [
         (Status::EINVAL, status),
@@ -155,7 +155,7 @@ fn every_refusal_has_its_consequence() {
 }
 
 #[test]
-fn what_is_refused_before_anything_streamed_is_refused_for_good() {
+fn refusal_before_anything_streamed_is_final() {
     for (status, kind) in
         [(Status::EACCESS, ErrorKind::AccessDenied), (Status::KEY_ENOENT, ErrorKind::Status)]
     {
@@ -171,7 +171,7 @@ fn what_is_refused_before_anything_streamed_is_refused_for_good() {
 }
 
 #[test]
-fn what_was_refused_for_too_long_is_told_with_its_kind() {
+fn refusal_that_lasts_too_long_is_reported_with_its_kind() {
     let at = now();
     let mut placement = streaming(at);
     let refused = OpenStreamError::Refused { status: Status::EACCESS, manifest_uid: None };
@@ -183,7 +183,7 @@ fn what_was_refused_for_too_long_is_told_with_its_kind() {
 }
 
 #[test]
-fn a_rollback_that_is_to_be_raised_ends_the_stream() {
+fn rollback_with_on_rollback_fail_ends_the_stream() {
     let rollback = Rollback {
         vbid: VB,
         seqno: Seqno(20),
@@ -199,7 +199,7 @@ fn a_rollback_that_is_to_be_raised_ends_the_stream() {
 }
 
 #[test]
-fn a_vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
+fn vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
     let at = now();
     let status = Status::UNKNOWN_COLLECTION;
     let refused = || EndCause::Refused(OpenStreamError::Refused { status, manifest_uid: None });
@@ -224,7 +224,7 @@ fn a_vbucket_is_complete_once_everything_its_refused_filter_names_is_gone() {
 }
 
 #[test]
-fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
+fn failures_in_a_row_back_off_until_a_stream_has_lived() {
     let mut at = now();
     let mut placement = streaming(at);
     let mut waits = Vec::new();
@@ -242,7 +242,7 @@ fn failures_in_a_row_wait_longer_and_longer_until_a_stream_has_lived() {
 }
 
 #[test]
-fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
+fn connection_that_is_lost_gives_back_its_streams_open_and_pending() {
     let now = now();
     let vbuckets = (0..3).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
     let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
@@ -259,7 +259,7 @@ fn a_lost_connection_gives_back_what_streamed_and_what_was_to_be_opened() {
 }
 
 #[test]
-fn what_an_old_connection_reports_changes_nothing() {
+fn reports_of_an_old_connection_change_nothing() {
     let now = now();
     let mut placement = streaming(now);
     let old = ConnectionId(0);
@@ -270,7 +270,7 @@ fn what_an_old_connection_reports_changes_nothing() {
 }
 
 #[test]
-fn a_vbucket_without_a_stream_for_too_long_is_told() {
+fn vbucket_without_a_stream_for_too_long_is_reported() {
     let start = now();
     let mut placement = one(start);
     assert!(placement.stalled(start + ANSWER_TIMEOUT - Duration::from_secs(1)).is_none());
@@ -291,7 +291,7 @@ fn a_vbucket_without_a_stream_for_too_long_is_told() {
 }
 
 #[test]
-fn without_retries_the_first_attempt_is_made_and_the_first_failure_ends_the_stream() {
+fn retry_timeout_of_zero_ends_the_stream_at_the_first_failure() {
     let start = now();
     let mut placement = one_with(Duration::ZERO, start);
     assert!(placement.stalled(start + Duration::from_secs(1)).is_none(), "it is not made yet");
@@ -315,14 +315,14 @@ fn without_retries_the_first_attempt_is_made_and_the_first_failure_ends_the_stre
 
 #[test]
 #[cfg_attr(debug_assertions, should_panic(expected = "is on a connection that no longer exists"))]
-fn a_forgotten_vbucket_is_found() {
+fn vbucket_that_was_forgotten_is_found() {
     let mut placement = streaming(now());
     let error = placement.check(|_| false).unwrap_err();
     assert_eq!(error.vbid(), Some(VB));
 }
 
 #[test]
-fn a_new_map_moves_streams_once_they_are_closed_and_what_is_not_requested_at_once() {
+fn map_that_is_new_moves_streams_once_closed_and_others_at_once() {
     let now = now();
     let vbuckets = (0..5).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
     let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
@@ -375,7 +375,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 
 proptest! {
     #[test]
-    fn every_vbucket_is_in_one_state_and_has_somebody_or_some_moment(
+    fn vbucket_is_in_one_state_and_always_has_a_next_step(
         happenings in proptest::collection::vec(happening(), 1..60),
     ) {
         let mut now = now();

@@ -66,7 +66,7 @@ async fn play(scenario: Arc<Scenario>) -> Compared {
 
 #[tokio::test]
 #[expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
-async fn every_recorded_stream_is_delivered_as_it_was_sent() {
+async fn recording_of_every_stream_is_delivered_as_it_was_sent() {
     let mut tasks = JoinSet::new();
     let (mut compared, mut wrong) = (Vec::new(), Vec::new());
     let mut done = |result: Result<Compared, JoinError>| match result {
@@ -125,7 +125,7 @@ fn refusing(name: &str, status: Status, noop: bool) -> Scenario {
 }
 
 #[tokio::test]
-async fn what_a_server_refuses_for_the_recorded_settings_is_not_asked_of_this_consumer() {
+async fn recording_of_a_refused_setting_is_never_requested() {
     let name = "8.0.2-collections-memory-all";
     let played = |status, noop| async move {
         let compared = play(Arc::new(refusing(name, status, noop))).await;
@@ -146,7 +146,7 @@ fn checkpoint(client: &Client, vbid: Vbid, position: Position) -> Checkpoint {
 }
 
 #[tokio::test]
-async fn a_stream_goes_on_in_the_middle_of_a_snapshot() {
+async fn stream_resumes_in_the_middle_of_a_snapshot() {
     for name in [
         "6.0.5-resume-mid-snapshot-disk",
         "6.0.5-resume-mid-snapshot-memory",
@@ -175,7 +175,7 @@ async fn a_stream_goes_on_in_the_middle_of_a_snapshot() {
 }
 
 #[tokio::test]
-async fn a_lost_tail_is_rolled_back_in_order_with_the_data() {
+async fn rollback_of_a_lost_tail_comes_in_order_with_the_data() {
     for name in ["6.0.5-crash-rollback", "8.0.2-cluster-failover"] {
         let scenario = Scenario::load(name).unwrap();
         let streams = recorded(&scenario).streams;
@@ -200,7 +200,7 @@ async fn a_lost_tail_is_rolled_back_in_order_with_the_data() {
 }
 
 #[tokio::test]
-async fn a_finite_stream_delivers_to_the_end_of_the_snapshot_that_holds_its_end() {
+async fn stream_that_is_finite_delivers_to_the_end_of_its_last_snapshot() {
     for name in ["6.0.5-end-seqno", "8.0.2-end-seqno"] {
         let scenario = Scenario::load(name).unwrap();
         let streams = recorded(&scenario).streams;

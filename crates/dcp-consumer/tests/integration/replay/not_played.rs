@@ -53,7 +53,7 @@ fn not_played(scenario: &Scenario) -> BTreeMap<&'static str, usize> {
 }
 
 #[test]
-fn what_is_not_played_is_listed_with_its_reason() {
+fn recordings_that_are_not_played_are_listed_with_their_reason() {
     // The reasons are told by the packets, so they hold for other recordings too; names and counts
     // are known of the project's only.
     if !traces::is_own_folder() {

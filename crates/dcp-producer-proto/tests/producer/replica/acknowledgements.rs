@@ -4,7 +4,7 @@ use super::*;
 
 /// Streams of durable writes, recorded, as a replica takes them. Opaques are those of our requests.
 #[test]
-fn recorded_durable_writes_are_taken_and_acknowledged() {
+fn durable_writes_on_record_are_taken_and_acknowledged() {
     for (name, start, expected, acknowledged) in [
         ("8.0.2-sync-live-replica-ack", 10, &[11, 12][..], &[11][..]),
         ("8.0.2-sync-disk-syncrepl", 0, &[1, 5, 7, 8, 10], &[]),
@@ -44,7 +44,7 @@ fn recorded_durable_writes_are_taken_and_acknowledged() {
 }
 
 #[test]
-fn a_snapshot_is_acknowledged_once_it_ends_if_it_asks_for_it() {
+fn snapshot_is_acknowledged_once_it_ends_if_it_asks_for_it() {
     let mut peer = Peer::streaming(Store::new());
     let flags = SnapshotFlags::MEMORY | SnapshotFlags::ACK;
     for packet in [marker(0, 2, flags), mutation(1)] {
@@ -64,7 +64,7 @@ fn acknowledged(peer: &mut Peer) -> Vec<u64> {
 }
 
 #[test]
-fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
+fn prepares_are_acknowledged_once_the_copy_meets_their_level() {
     let (memory, disk) = (DurabilityLevel::MAJORITY, DurabilityLevel::PERSIST_TO_MAJORITY);
     let mut peer = Peer::streaming(Store::new());
     for packet in [marker(0, 2, SnapshotFlags::MEMORY), prepare(1, memory)] {
@@ -109,7 +109,7 @@ fn prepares_are_acknowledged_once_the_copy_has_them_as_their_level_demands() {
 }
 
 #[test]
-fn a_node_without_a_name_acknowledges_no_prepare() {
+fn node_without_a_name_acknowledges_no_prepare() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     let request = peer.begin();
     peer.accept(request.opaque, &[(0xb, 0)]);
@@ -119,7 +119,7 @@ fn a_node_without_a_name_acknowledges_no_prepare() {
 }
 
 #[test]
-fn an_aborted_prepare_does_not_take_an_earlier_one_with_it() {
+fn prepare_that_is_aborted_does_not_take_an_earlier_one_with_it() {
     let disk = DurabilityLevel::PERSIST_TO_MAJORITY;
     let mut peer = Peer::streaming(Store::new());
     let aborted = Abort { prepared_seqno: Seqno(2), abort_seqno: Seqno(3), key: b"\0key" };
@@ -179,7 +179,7 @@ fn acknowledgements_are_answered_only_if_they_are_refused() {
 }
 
 #[test]
-fn a_producer_without_flow_control_is_sent_no_acknowledgements() {
+fn producer_without_flow_control_is_sent_no_acknowledgements() {
     let config = Config { buffer_size: 10, ..Config::default() };
     let mut peer = Peer::new(Store::new(), &config, COLLECTIONS);
     peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();

@@ -340,7 +340,7 @@ fn commit(prepared: u64, seqno: u64) -> Vec<u8> {
 }
 
 #[test]
-fn what_belongs_to_no_stream_is_answered_and_counted() {
+fn packet_of_no_stream_is_answered_and_counted() {
     let unknown = StreamAddress { vbid: Vbid(9), ..TO };
     let other = StreamAddress { opaque: Opaque(99), ..TO };
     let mut peer = Peer::streaming(Store::new());
@@ -357,7 +357,7 @@ fn what_belongs_to_no_stream_is_answered_and_counted() {
 }
 
 #[test]
-fn a_change_has_to_follow_on_what_came_before_it() {
+fn change_has_to_follow_on_what_came_before_it() {
     use SnapshotFlags as F;
     let begun = [marker(5, 8, F::MEMORY), mutation(6)];
     for (packet, seqno) in [
@@ -421,7 +421,7 @@ fn cm_19_a_marker_that_is_of_no_use_ends_the_connection() {
 }
 
 #[test]
-fn only_copies_that_follow_take_changes() {
+fn replica_and_pending_copies_take_changes_and_no_others_do() {
     use VBucketState::{Active, Dead, Pending, Replica};
     for (state, answer) in [
         (Some(Replica), None),
@@ -446,7 +446,7 @@ fn only_copies_that_follow_take_changes() {
 }
 
 #[test]
-fn malformed_packets_are_told_so() {
+fn packets_that_are_malformed_are_answered_as_such() {
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.answer(&marker(0, 9, SnapshotFlags::MEMORY)), None);
     for opcode in
@@ -475,7 +475,7 @@ fn malformed_packets_are_told_so() {
 }
 
 #[test]
-fn a_key_without_its_collection_has_1_to_250_bytes() {
+fn key_without_its_collection_has_1_to_250_bytes() {
     for (len, is_taken) in [(0, false), (1, true), (250, true), (251, false)] {
         let mut peer = Peer::streaming_with(Store::new(), LEGACY);
         assert_eq!(peer.answer(&marker(0, 9, SnapshotFlags::MEMORY)), None);
@@ -489,7 +489,7 @@ fn a_key_without_its_collection_has_1_to_250_bytes() {
 }
 
 #[test]
-fn a_takeover_changes_the_state_step_by_step() {
+fn takeover_changes_the_state_step_by_step() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     peer.handle(&add_stream(VB, StreamRequestFlags::TAKE_OVER)).unwrap();
     let request = peer.negotiate();
@@ -526,7 +526,7 @@ fn streams_are_added_once_and_closed_once() {
 }
 
 #[test]
-fn a_stream_closed_before_its_request_leaves_the_others_theirs() {
+fn stream_closed_before_its_request_leaves_the_others_theirs() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     for vbid in [VB, Vbid(4)] {
         peer.handle(&add_stream(vbid, StreamRequestFlags::empty())).unwrap();
@@ -536,7 +536,7 @@ fn a_stream_closed_before_its_request_leaves_the_others_theirs() {
 }
 
 #[test]
-fn an_answer_to_a_stream_that_is_closed_is_no_answer_to_another() {
+fn answer_to_a_closed_stream_is_no_answer_to_another() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     let closed = peer.begin();
     peer.handle(&encoded(Frame::request(Opcode::DCP_CLOSE_STREAM).with_vbid(VB))).unwrap();
@@ -552,7 +552,7 @@ fn an_answer_to_a_stream_that_is_closed_is_no_answer_to_another() {
 }
 
 #[test]
-fn a_request_says_where_the_copy_stands() {
+fn stream_request_of_a_replica_sends_its_position() {
     for (store, expected) in [
         (Store::at(0, (0, 0), &[(0xa, 0)]), (0, 0, 0, 0)),
         (Store::at(7, (5, 7), &[(0xa, 3), (0xb, 0)]), (7, 0xa, 7, 7)),
@@ -579,7 +579,7 @@ fn after_rollback(peer: &mut Peer, request: &StreamRequest<'_>, to: u64) -> Stre
 }
 
 #[test]
-fn a_rollback_is_done_and_asked_again_until_the_producer_agrees() {
+fn rollback_is_carried_out_until_the_producer_agrees() {
     let mut peer = Peer::new(Store::at(9, (9, 9), &[(0xa, 0)]), &Config::default(), COLLECTIONS);
     let first = peer.begin();
     let second = after_rollback(&mut peer, &first, 6);
@@ -606,7 +606,7 @@ fn cm_15_an_unwritten_branch_is_dropped_before_any_data() {
 }
 
 #[test]
-fn cm_15_only_an_unwritten_branch_above_another_is_dropped_and_only_for_a_rollback_to_0() {
+fn cm_15_unwritten_branch_is_dropped_only_above_another_for_rollback_to_0() {
     for (why, log, to) in [
         ("to a seqno", &[(0xa, 50), (0xb, 0)][..], 6),
         ("written", &[(0xa, 40), (0xb, 0)], 0),
@@ -644,7 +644,7 @@ fn cm_13_and_cm_14_a_malformed_answer_ends_the_connection() {
 }
 
 #[test]
-fn a_refused_stream_is_reported_to_the_manager() {
+fn stream_that_is_refused_is_reported_to_the_manager() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     let request = peer.begin();
     let answer = Frame::response(Opcode::DCP_STREAM_REQ, Status::ETMPFAIL);
@@ -653,7 +653,7 @@ fn a_refused_stream_is_reported_to_the_manager() {
 }
 
 #[test]
-fn a_commit_of_nothing_ends_the_connection() {
+fn commit_of_nothing_ends_the_connection() {
     let mut peer = Peer::streaming(Store::new());
     assert_eq!(peer.answer(&marker(0, 2, SnapshotFlags::MEMORY)), None);
     let reason = Disconnect::NotPrepared { vbid: VB, seqno: Seqno(2) };
@@ -661,7 +661,7 @@ fn a_commit_of_nothing_ends_the_connection() {
 }
 
 #[test]
-fn a_node_without_copies_takes_nothing() {
+fn node_without_copies_takes_nothing() {
     let key = DocKey { collection_id: CollectionId::DEFAULT, key: b"key" };
     let committed = Completion { key, prepared_seqno: Seqno(1), seqno: Seqno(2), is_commit: true };
     assert_eq!(NoReplicas.state(VB), None);

@@ -4,7 +4,7 @@ use super::*;
 
 /// A real node's consumer, recorded: the same packets in the same order, to the byte.
 #[test]
-fn a_node_opens_replication_as_recorded() {
+fn node_opens_replication_as_recorded() {
     let recordings = [
         ("6.0.5-replication", V6, 26_843_545, 1000, None, LEGACY),
         ("8.0.2-replication", ServerVersion::NEWEST, 26_843_546, 100, Some("n_1"), COLLECTIONS),
@@ -49,7 +49,7 @@ fn a_node_opens_replication_as_recorded() {
 }
 
 #[test]
-fn each_request_waits_for_the_answer_to_the_one_before() {
+fn replication_requests_each_wait_for_the_answer_before() {
     let mut peer = Peer::new(Store::new(), &Config::default(), COLLECTIONS);
     peer.handle(&add_stream(VB, StreamRequestFlags::empty())).unwrap();
     loop {
@@ -66,7 +66,7 @@ fn each_request_waits_for_the_answer_to_the_one_before() {
 }
 
 #[test]
-fn a_version_of_markers_is_asked_for_where_a_server_would_grant_it() {
+fn marker_version_is_requested_where_a_server_would_grant_it() {
     let older = ServerVersion { major: 7, minor: 6, patch: 11 };
     for (server_version, features, is_asked_for) in [
         (ServerVersion::NEWEST, COLLECTIONS, true),
@@ -107,7 +107,7 @@ fn opened(server_version: ServerVersion, value: &[u8]) -> Client {
 }
 
 #[test]
-fn a_connection_opened_without_the_producer_flag_is_a_consumers() {
+fn connection_opened_without_the_producer_flag_is_a_consumers() {
     for (server_version, value, first, is_named) in [
         (ServerVersion::NEWEST, &b""[..], Opcode::GET_ERROR_MAP, false),
         (ServerVersion::NEWEST, br#"{"consumer_name":"n1"}"#, Opcode::GET_ERROR_MAP, true),
@@ -143,7 +143,7 @@ fn a_connection_opened_without_the_producer_flag_is_a_consumers() {
 }
 
 #[test]
-fn a_node_that_is_warming_up_receives_no_changes() {
+fn node_that_is_warming_up_receives_no_changes() {
     let mut client = Client::new(Bucket::with(VBucket::new()), COLLECTIONS);
     client.bucket.node.is_warming_up = true;
     assert_eq!(client.send_open(OpenFlags::empty()), Status::ETMPFAIL);

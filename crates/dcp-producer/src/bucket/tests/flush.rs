@@ -79,7 +79,7 @@ fn gone_back(bucket: &Bucket, node: usize, to: Seqno) -> Option<(Vec<Item>, Vec<
 proptest! {
     /// Whenever it is stored, a folder has of each copy what that has persisted, and the way back.
     #[test]
-    fn each_copy_comes_back_with_what_it_had(
+    fn copy_from_the_data_folder_has_what_it_had(
         rounds in prop::collection::vec(steps(), 1..4),
         back in 0u64..20,
     ) {
@@ -121,7 +121,7 @@ proptest! {
 
     /// However copies differ when the cluster stops, they are equal once nothing is held back.
     #[test]
-    fn copies_of_a_folder_go_on_together(before in steps(), late in steps(), after in steps()) {
+    fn copies_from_one_data_folder_go_on_together(before in steps(), late in steps(), after in steps()) {
         let (bucket, mut folder) = (filled(bucket()), Folder::default());
         for step in before {
             apply(&bucket, step);
@@ -167,7 +167,7 @@ fn replicas_go_on_from_what_they_have() {
 }
 
 #[test]
-fn a_replica_that_has_more_than_the_active_copy_goes_back_to_where_they_part() {
+fn replica_with_more_than_the_active_copy_goes_back_to_where_they_part() {
     let (bucket, mut folder) = (filled(bucket()), Folder::default());
     prepare_versions(&bucket);
     apply(&bucket, Step::Hold(0, true));
@@ -188,7 +188,7 @@ fn a_replica_that_has_more_than_the_active_copy_goes_back_to_where_they_part() {
 
 /// A version that there is no room for is still the newest one on disk.
 #[test]
-fn an_overwritten_version_stays_until_what_replaced_it_is_stored() {
+fn version_that_was_overwritten_stays_until_its_successor_is_stored() {
     let (bucket, mut folder) =
         (filled(Bucket::new(1, 1 << 30, 0).with_data_folder()), Folder::default());
     apply(&bucket, Step::Set(0));
@@ -222,7 +222,7 @@ fn versions_that_a_purge_forgets_leave_the_folder() {
 
 /// Durable writes were completed where they were, also if nothing is left of what completed them.
 #[test]
-fn a_durable_write_is_not_begun_again_by_going_back() {
+fn durable_write_is_not_begun_again_by_a_rollback() {
     use Step::{Complete, Persist, Prepare, Purge, Remove, Set};
     let (bucket, mut folder) = (filled(bucket()), Folder::default());
     for step in [Prepare(0), Complete(true), Remove(0), Set(1), Purge] {
@@ -243,7 +243,7 @@ fn a_durable_write_is_not_begun_again_by_going_back() {
 
 /// Whatever a folder says, opening it ends.
 #[test]
-fn numbers_that_no_copy_can_have_are_refused() {
+fn stored_numbers_that_no_copy_can_have_are_refused() {
     let (bucket, mut folder) = (filled(bucket()), Folder::default());
     prepare_versions(&bucket);
     folder.store(&bucket);

@@ -75,7 +75,7 @@ fn co_42_drops_come_before_creations() {
 }
 
 #[test]
-fn co_43_a_scope_is_dropped_after_its_collections_and_after_everything_else() {
+fn co_43_scope_is_dropped_after_its_collections_and_everything_else() {
     let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
     manifest.create_scope("shop").unwrap();
     for name in ["carts", "items"] {
@@ -103,7 +103,7 @@ fn co_43_a_scope_is_dropped_after_its_collections_and_after_everything_else() {
 
 /// A prepared write goes with its collection: those after it do not wait for it.
 #[test]
-fn a_durable_write_of_a_dropped_or_flushed_collection_is_given_up() {
+fn durable_write_of_a_dropped_or_flushed_collection_is_aborted() {
     for is_flush in [false, true] {
         let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
         let id = manifest.create_collection("_default", "carts", plain()).unwrap();
@@ -162,7 +162,7 @@ fn persisted(bucket: &Bucket) -> Vec<u64> {
 }
 
 #[test]
-fn a_changed_collection_keeps_its_creation_and_what_it_was_changed_to_survives_a_crash() {
+fn collection_that_was_modified_keeps_its_creation_through_a_crash() {
     let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
     let carts = manifest.create_collection("_default", "carts", plain()).unwrap();
     follow(&bucket, &manifest);
@@ -184,7 +184,7 @@ fn a_changed_collection_keeps_its_creation_and_what_it_was_changed_to_survives_a
 }
 
 #[test]
-fn a_flushed_collection_has_what_was_written_since_and_no_more() {
+fn collection_that_was_flushed_has_what_was_written_since_and_no_more() {
     for persists_first in [true, false] {
         let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
         let carts = manifest.create_collection("_default", "carts", plain()).unwrap();
@@ -206,7 +206,7 @@ fn a_flushed_collection_has_what_was_written_since_and_no_more() {
 }
 
 #[test]
-fn what_was_purged_of_a_collection_counts_towards_it_in_a_copy_that_learns_of_it_later() {
+fn collection_statistics_of_a_copy_count_what_was_purged_elsewhere() {
     let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
     let carts = manifest.create_collection("_default", "carts", plain()).unwrap();
     follow(&bucket, &manifest);

@@ -72,7 +72,7 @@ fn seqnos(read: MemoryRead) -> Option<(u64, bool, Vec<u64>)> {
 }
 
 #[test]
-fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
+fn checkpoint_that_is_open_holds_the_newest_version_of_each_key() {
     let bucket = one_vbucket();
     for key in [b"a", b"b", b"a", b"c"] {
         set(&bucket, key);
@@ -84,7 +84,7 @@ fn the_open_checkpoint_holds_the_newest_version_of_each_key() {
 }
 
 #[test]
-fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
+fn checkpoint_that_is_closed_keeps_versions_that_are_replaced_later() {
     let bucket = one_vbucket();
     set(&bucket, b"a");
     bucket.with(VB, |vbucket| vbucket.checkpoints.close_open()).unwrap();
@@ -95,7 +95,7 @@ fn a_closed_checkpoint_keeps_versions_that_are_replaced_later() {
 }
 
 #[test]
-fn persisted_checkpoints_leave_memory_and_an_open_image_stays_as_it_was() {
+fn checkpoints_that_are_persisted_leave_memory_and_open_images_unchanged() {
     let bucket = one_vbucket();
     for key in [b"a", b"b"] {
         set(&bucket, key);
@@ -157,7 +157,7 @@ fn aborts_and_prepares_from_before_a_restart_are_not_visible() {
 }
 
 #[test]
-fn a_purged_tombstone_counts_towards_its_collection_after_a_crash() {
+fn tombstone_that_was_purged_counts_for_its_collection_after_a_crash() {
     let bucket = one_vbucket();
     set(&bucket, b"a");
     bucket
@@ -175,7 +175,7 @@ fn a_purged_tombstone_counts_towards_its_collection_after_a_crash() {
 }
 
 #[test]
-fn the_last_change_is_never_purged() {
+fn purge_never_takes_the_last_change() {
     let bucket = one_vbucket();
     set(&bucket, b"a");
     set(&bucket, b"b");
@@ -196,7 +196,7 @@ fn the_last_change_is_never_purged() {
 }
 
 #[test]
-fn revs_go_on_above_deletions_but_for_those_that_leave_xattrs_behind() {
+fn rev_seqnos_continue_above_deletions_without_xattrs() {
     let bucket = one_vbucket();
     let rev = |key: &[u8]| {
         bucket.with(VB, |vbucket| vbucket.newest(default_key(key)).unwrap().rev_seqno).unwrap()
@@ -386,7 +386,7 @@ proptest! {
     /// The reader that follows every change and one that starts from nothing agree with the log
     /// of all changes, whatever is in memory, on disk, rolled back or purged.
     #[test]
-    fn every_reader_ends_up_with_the_documents_of_the_log(steps in steps()) {
+    fn readers_all_end_up_with_the_documents_of_the_log(steps in steps()) {
         let bucket = one_vbucket();
         let (mut log, mut reader, mut floor) = (Log::new(), Reader::default(), 0);
         for step in steps {
@@ -402,7 +402,7 @@ proptest! {
 }
 
 #[test]
-fn a_slow_stream_keeps_its_place_in_memory_until_there_is_no_room_for_it() {
+fn stream_that_is_slow_keeps_its_place_in_memory_while_there_is_room() {
     use dcp_producer_proto::Cursor;
     // Each vBucket's checkpoints may take its share of a quarter of the quota; three closed ones of
     // 10 000 changes take about 100 KiB each.

@@ -216,7 +216,7 @@ proptest! {
     /// A client that followed a replica to its end is never told that it may go on from a point
     /// that the new active copy's history does not have.
     #[test]
-    fn a_promoted_replica_keeps_what_its_branch_says_it_shares(
+    fn replica_that_is_promoted_keeps_what_its_branch_says_it_shares(
         first in 1u64..10,
         lost in 0u64..10,
         lag in 0u64..10,
@@ -237,7 +237,7 @@ proptest! {
 /// A replica that catches up gets the newest versions only. Where it is promoted half way, it lacks
 /// what others have at that seqno, so they must go back to where it stood before.
 #[test]
-fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of_it() {
+fn replica_promoted_inside_a_deduplicated_snapshot_shares_nothing_of_it() {
     use Step::{CrashReplica, Failover, Lag, Set};
     let bucket = three_copies();
     apply(&bucket, Set(0));
@@ -263,7 +263,7 @@ fn a_replica_promoted_inside_a_snapshot_that_left_versions_out_shares_nothing_of
 
 /// A snapshot from disk does not contain the abort of a write whose document is prepared again.
 #[test]
-fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
+fn replica_does_not_take_a_write_aborted_elsewhere_for_committed() {
     use Step::{CleanRestart, Complete, Lag, Prepare};
     for steps in [
         // Ended by the second prepare.
@@ -285,7 +285,7 @@ fn a_replica_does_not_take_a_write_that_was_aborted_elsewhere_for_committed() {
 /// A snapshot from disk may have the abort of a document's later write without that of an earlier one.
 /// If the earlier one seemed outstanding, every later write would wait forever.
 #[test]
-fn a_replica_promoted_inside_a_snapshot_knows_that_the_writes_before_an_aborted_one_have_ended() {
+fn replica_promoted_inside_a_snapshot_knows_writes_before_an_abort_ended() {
     use Step::{CleanRestart, Complete, Failover, Lag, Prepare, Set};
     let bucket = three_copies();
     for step in [Lag(2, 3), Prepare(1), Lag(1, 3), Complete(false), Prepare(1), Complete(false)] {
@@ -305,7 +305,7 @@ fn a_replica_promoted_inside_a_snapshot_knows_that_the_writes_before_an_aborted_
 
 /// A snapshot from disk contains the abort of a write without its prepare.
 #[test]
-fn a_replica_that_goes_back_before_an_abort_forgets_it() {
+fn replica_that_goes_back_before_an_abort_forgets_it() {
     use Step::{CleanRestart, Complete, Lag, Prepare, RollBack, Set};
     let bucket = three_copies();
     for step in [Lag(1, 3), Set(0), Prepare(1), Complete(false), Set(2), CleanRestart, Lag(1, 0)] {
@@ -322,7 +322,7 @@ fn a_replica_that_goes_back_before_an_abort_forgets_it() {
 /// The rest of a snapshot from disk arrives from the next active copy's memory, after some of it
 /// was purged.
 #[test]
-fn a_replica_that_received_half_of_a_snapshot_from_disk_can_feed_others() {
+fn replica_that_received_half_of_a_snapshot_from_disk_can_feed_others() {
     use Step::{CleanRestart, Failover, Hold, Lag, Purge, Remove, Set};
     let bucket = three_copies();
     for step in [Lag(2, 2), Set(3), Remove(3), Set(0), Purge, Hold(2, true), Set(3)] {
@@ -337,7 +337,7 @@ fn a_replica_that_received_half_of_a_snapshot_from_disk_can_feed_others() {
 
 /// Otherwise a replica would take the state there for one that the active copy had.
 #[test]
-fn a_checkpoint_does_not_end_inside_a_snapshot_that_left_versions_out() {
+fn checkpoint_does_not_end_inside_a_deduplicated_snapshot() {
     use Step::{
         CleanRestart, CrashReplica, Failover, Hold, Lag, Prepare, Purge, Remove, RollBack, Set,
     };
@@ -362,7 +362,7 @@ fn a_checkpoint_does_not_end_inside_a_snapshot_that_left_versions_out() {
 /// A replica that lacks the prepare of a committed write cannot take the vBucket over. It starts over
 /// when the next stream is requested.
 #[test]
-fn a_takeover_that_fails_leaves_the_vbucket_where_it_is() {
+fn takeover_that_fails_leaves_the_vbucket_where_it_is() {
     let bucket = three_copies();
     for step in [Step::Set(0), Step::Prepare(1), Step::Lag(1, 3)] {
         apply(&bucket, step);
@@ -394,7 +394,7 @@ fn a_takeover_that_fails_leaves_the_vbucket_where_it_is() {
 
 /// A copy that is not active cannot be taken over.
 #[test]
-fn a_new_copy_that_cannot_take_over_is_dropped() {
+fn copy_that_is_new_and_cannot_take_over_is_dropped() {
     let bucket = three_copies();
     apply(&bucket, Step::Set(0));
     let used = bucket.memory().used();
@@ -408,7 +408,7 @@ fn a_new_copy_that_cannot_take_over_is_dropped() {
 }
 
 #[test]
-fn a_lag_takes_no_more_memory_than_an_inbox_has() {
+fn replica_lag_takes_no_more_memory_than_an_inbox_has() {
     let bucket = three_copies();
     let lag = |copies: &mut Copies| {
         let replica = copies.get_mut(1).unwrap();
@@ -443,7 +443,7 @@ fn a_lag_takes_no_more_memory_than_an_inbox_has() {
 }
 
 #[test]
-fn a_copy_of_a_copy_knows_up_to_where_deletions_were_purged() {
+fn copy_of_a_copy_knows_the_purge_seqno() {
     let bucket = three_copies();
     for step in [Step::Set(0), Step::Set(1), Step::Remove(0), Step::Set(2), Step::Purge] {
         apply(&bucket, step);
@@ -478,7 +478,7 @@ fn checkpoints(vbucket: &VBucket) -> Vec<(u64, Vec<u64>)> {
 
 /// Markers say where they begin, so streams of all copies have the same versions.
 #[test]
-fn the_checkpoints_of_a_replica_are_those_of_the_active_copy() {
+fn checkpoints_of_a_replica_are_those_of_the_active_copy() {
     use Step::{CloseCheckpoint, Complete, Lag, Prepare, Set};
     let bucket = three_copies();
     // One replica gets each change at once, the other one all of them at the end.
@@ -498,7 +498,7 @@ fn the_checkpoints_of_a_replica_are_those_of_the_active_copy() {
 
 /// The rest of the snapshot comes with another marker for it. What its beginning lacks is in the rest.
 #[test]
-fn a_checkpoint_of_a_replica_does_not_end_where_its_connection_was_cut() {
+fn checkpoint_of_a_replica_does_not_end_where_its_connection_was_cut() {
     use Step::{Cut, Lag, Set};
     let bucket = three_copies();
     for step in [Lag(1, 3), Set(0), Set(1), Set(0), Lag(1, 1), Cut(1)] {
@@ -511,7 +511,7 @@ fn a_checkpoint_of_a_replica_does_not_end_where_its_connection_was_cut() {
 
 /// One that restarted as a replica would begin it at the change before.
 #[test]
-fn a_promoted_replica_begins_a_checkpoint_with_its_first_change() {
+fn replica_that_is_promoted_begins_a_checkpoint_with_its_first_change() {
     use Step::{CrashReplica, Failover, Persist, Set};
     let bucket = three_copies();
     for step in [Set(0), Persist, CrashReplica(1), CrashReplica(2), Failover(false), Set(1)] {
@@ -527,7 +527,7 @@ fn a_promoted_replica_begins_a_checkpoint_with_its_first_change() {
 
 /// A producer may leave out as many seqnos as it likes: memory keeps no place for them.
 #[test]
-fn a_gap_of_any_length_takes_no_memory() {
+fn seqno_gap_of_any_length_takes_no_memory() {
     let bucket = three_copies();
     bucket.with_on(1, VB, |copy| {
         let end = Seqno(u64::MAX >> 1);

@@ -26,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bytes_are_read_back_and_other_values_are_not_bytes() {
+    fn subdoc_binary_bytes_are_read_back_and_other_values_are_refused() {
         let stored = encode(b"base64_encode_value");
         assert_eq!(stored, b"\"cb-content-base64-encoded:YmFzZTY0X2VuY29kZV92YWx1ZQ==\"");
         assert_eq!(decode(&stored).unwrap(), b"base64_encode_value");

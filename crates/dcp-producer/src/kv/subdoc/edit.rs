@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lookup_returns_the_text_as_it_stands() {
+    fn subdoc_lookup_returns_the_text_as_it_stands() {
         let text = r#" {"a" : {"b": [1.0, {"c\"d": "x,}]"}]}, "e":null} "#;
         for (path, expected) in [
             ("a.b[0]", "1.0"),
@@ -329,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn an_edit_leaves_the_rest_of_the_text_alone() {
+    fn subdoc_edit_leaves_the_rest_of_the_text_alone() {
         let text = r#"{ "a": 1.50, "b": [1, 2, 3], "c": {} }"#;
         for (opcode, path, value, expected) in [
             (op::DICT_UPSERT, "a", "2", r#"{ "a": 2, "b": [1, 2, 3], "c": {} }"#),
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_that_cannot_be_are_refused_with_their_reason() {
+    fn subdoc_edits_that_are_impossible_are_refused_with_their_reason() {
         let text = r#"{"a":"x","b":[1,{}],"f":1.5,"big":18446744073709551615}"#;
         for (opcode, path, value, status) in [
             (op::DICT_ADD, "a", "1", Status::SUBDOC_PATH_EEXISTS),

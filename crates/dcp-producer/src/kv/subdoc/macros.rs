@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksums_of_the_rfc() {
+    fn crc32c_checksums_are_those_of_the_rfc() {
         assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
         assert_eq!(crc32c(&[0xff; 32]), 0x62a8_ab43);
         assert_eq!(crc32c(&(0..32).collect::<Vec<u8>>()), 0x46dd_794e);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn macros_are_texts_of_hexadecimal_digits() {
+    fn subdoc_macros_are_hexadecimal_texts() {
         let macros = Macros {
             cas: Cas(0x1122_3344_5566_7788),
             seqno: Seqno(7),

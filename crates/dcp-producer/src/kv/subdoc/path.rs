@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_indexes_follow_each_other() {
+    fn subdoc_path_has_names_and_indexes_in_order() {
         let path = parse(b"a.b[0][-1].`c.d[``]`.e").unwrap();
         let expected = [
             name_of("a"),
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_paths_are_refused() {
+    fn subdoc_paths_that_are_malformed_are_refused() {
         for path in [".", "a.", ".a", "a..b", "a[", "a[]", "a[x]", "a[-2]", "a]", "`a", "a[0]b"] {
             assert_eq!(parse(path.as_bytes()), Err(Status::SUBDOC_PATH_EINVAL), "{path}");
         }

@@ -58,7 +58,7 @@ fn own() -> Vec<Scenario> {
 
 #[test]
 #[expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
-fn no_field_of_a_marker_that_is_judged_changes_unnoticed() {
+fn marker_fields_that_are_judged_never_change_unnoticed() {
     let scenarios = own();
     let before = replay_all(&scenarios, Found::default());
     let changed = changed(&scenarios);
@@ -119,7 +119,7 @@ fn differs(scenario: Scenario) -> Vec<String> {
 }
 
 #[test]
-fn a_burst_that_was_there_is_one_snapshot() {
+fn snapshot_may_be_any_burst_that_was_there() {
     let scenario = Scenario::load("8.0.2-memory-fresh").unwrap();
     assert_eq!(differs(scenario.clone()), [""; 0]);
     // Seqnos 1 to 10 were written in one burst, before the stream was opened.
@@ -143,7 +143,7 @@ fn a_burst_that_was_there_is_one_snapshot() {
 }
 
 #[test]
-fn bursts_that_lie_apart_are_no_snapshot_together() {
+fn snapshot_may_not_join_bursts_that_lie_apart() {
     // Without seqno 13, which deletes 11: the last marker and its change.
     let mut scenario = Scenario::load("8.0.2-memory-fresh").unwrap();
     scenario.events.truncate(scenario.events.len() - 2);

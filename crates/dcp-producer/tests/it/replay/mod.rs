@@ -138,7 +138,7 @@ fn replay_all(scenarios: &[Scenario], found: Found) -> Found {
 
 #[test]
 #[expect(clippy::print_stdout, reason = "a test over a folder tells how much it has seen")]
-fn every_recording_is_answered_as_the_server_answered() {
+fn recording_is_answered_as_the_server_answered() {
     let (scenarios, found) = read_all(&traces::paths().unwrap());
     let found = replay_all(&scenarios, found);
     let wrong = match traces::is_own_folder() {
@@ -154,7 +154,7 @@ fn every_recording_is_answered_as_the_server_answered() {
 
 /// Replays the recordings of a folder in a process of its own.
 fn replay_folder(folder: &Path) -> Output {
-    let name = "replay::every_recording_is_answered_as_the_server_answered";
+    let name = "replay::recording_is_answered_as_the_server_answered";
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", name, "--nocapture"]).env(traces::FOLDER_VARIABLE, folder);
     command.output().unwrap()
@@ -187,7 +187,7 @@ fn recordings_that_cannot_be_replayed_do_not_keep_others_from_it() {
 }
 
 #[test]
-fn other_recordings_are_told_by_their_packets_and_not_by_their_names() {
+fn recording_kinds_are_told_by_their_packets_and_not_by_their_names() {
     let folder = tempfile::tempdir().unwrap();
     let names = [
         "6.0.5-replication",
@@ -237,7 +237,7 @@ fn in_another_vbucket(recording: &str) -> String {
 }
 
 #[test]
-fn a_changed_byte_of_a_recording_is_noticed() {
+fn recording_with_a_changed_byte_is_noticed() {
     let folder = tempfile::tempdir().unwrap();
     let name = "8.0.2-deletes-disk-xattr";
     let recording = fs::read_to_string(tests_folder(name)).unwrap();

@@ -38,7 +38,7 @@ fn refusal(stored: &StoredFilter, asked: &StoredFilter) -> String {
 }
 
 #[test]
-fn a_filter_contains_its_parts() {
+fn filter_contains_its_parts() {
     let chain = [all(true), all(false), scope(9), collections(&[9, 10]), collections(&[10])];
     for (at, wider) in chain.iter().enumerate() {
         for narrower in &chain[at..] {
@@ -56,7 +56,7 @@ fn a_filter_contains_its_parts() {
 }
 
 #[test]
-fn the_system_scope_is_no_part_of_a_bucket_read_without_it() {
+fn filter_without_the_system_scope_does_not_contain_it() {
     for system in [scope(8), collections(&[8]), collections(&[8, 9])] {
         assert!(!contains(&all(false), &system), "{system}");
         assert!(contains(&all(true), &system), "{system}");
@@ -68,7 +68,7 @@ fn the_system_scope_is_no_part_of_a_bucket_read_without_it() {
 }
 
 #[test]
-fn a_refusal_names_what_is_missing() {
+fn filter_refusal_names_what_is_missing() {
     assert_eq!(
         refusal(&collections(&[9]), &collections(&[10, 9])),
         "made with collection shop.orders (0x9) without system documents; the stream also asks for \
@@ -95,7 +95,7 @@ fn a_refusal_names_what_is_missing() {
 }
 
 #[test]
-fn hashes_are_those_of_earlier_releases() {
+fn filter_hashes_are_those_of_earlier_releases() {
     for (filter, hash) in [
         (all(true), 0x84b1_e683_aaee_08a1),
         (scope(8), 0x2afe_396e_20ab_b7c9),
@@ -112,7 +112,7 @@ fn matching(documents: &StoredFilter, patterns: &[&str]) -> StoredFilter {
 }
 
 #[test]
-fn a_filter_with_patterns_contains_what_they_surely_choose() {
+fn filter_with_patterns_contains_what_they_surely_match() {
     let bucket = all(false);
     for (stored, asked, contained) in [
         // Patterns within a filter that has none.
@@ -148,7 +148,7 @@ fn a_filter_with_patterns_contains_what_they_surely_choose() {
 }
 
 #[test]
-fn rows_are_part_of_a_filter() {
+fn filter_includes_its_row_filter() {
     let rows = |key: &str| RowFilter::new(Some(vec![key.to_owned()]), None, None).unwrap();
     let stored = all(false).with_rows(rows("a*"));
     assert!(contains(&all(false), &stored) && contains(&stored, &stored));
@@ -159,7 +159,7 @@ fn rows_are_part_of_a_filter() {
 }
 
 #[test]
-fn dropped_collections_and_scopes_are_told_from_others() {
+fn filter_tells_dropped_collections_and_scopes_from_others() {
     for (stored, dropped) in [
         (all(false), false),
         (scope(9), false),
@@ -200,14 +200,14 @@ fn delivers(filter: &StoredFilter, scope: u32, collection: Option<u32>, transact
 
 proptest! {
     #[test]
-    fn to_contain_is_a_partial_order(a in any_filter(), b in any_filter(), c in any_filter()) {
+    fn filter_containment_is_a_partial_order(a in any_filter(), b in any_filter(), c in any_filter()) {
         prop_assert!(contains(&a, &a));
         prop_assert!(!(contains(&a, &b) && contains(&b, &a)) || a == b);
         prop_assert!(!(contains(&a, &b) && contains(&b, &c)) || contains(&a, &c));
     }
 
     #[test]
-    fn what_is_contained_was_delivered(stored in any_filter(), asked in any_filter()) {
+    fn filter_that_is_contained_was_delivered(stored in any_filter(), asked in any_filter()) {
         prop_assume!(contains(&stored, &asked));
         let existing = [(0, 0), (8, 8), (9, 9), (9, 10)].map(|(scope, id)| (scope, Some(id)));
         let later = [0, 8, 9, 10].map(|scope| (scope, None));

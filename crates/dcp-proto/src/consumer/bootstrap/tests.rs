@@ -52,7 +52,7 @@ fn failure(server: &mut Login, config: BootstrapConfig) -> BootstrapError {
 }
 
 #[test]
-fn a_connection_is_set_up_in_four_round_trips() {
+fn connection_is_set_up_in_four_round_trips() {
     let mut server = Login::default();
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     let rounds = run(&mut server, &mut bootstrap).unwrap();
@@ -90,7 +90,7 @@ fn noops_are_turned_on_before_anything_that_needs_them() {
 }
 
 #[test]
-fn the_strongest_mechanism_is_chosen_and_the_password_stays_here() {
+fn sasl_mechanism_is_the_strongest_and_the_password_stays_here() {
     for (offered, chosen) in [
         (&b"PLAIN SCRAM-SHA1 SCRAM-SHA512 SCRAM-SHA256"[..], &b"SCRAM-SHA512"[..]),
         (b"OAUTHBEARER SCRAM-SHA1 SCRAM-SHA256", b"SCRAM-SHA256"),
@@ -121,7 +121,7 @@ fn plain_is_used_only_where_it_is_allowed() {
 }
 
 #[test]
-fn a_refused_mechanism_is_not_followed_by_another() {
+fn sasl_mechanism_that_is_refused_is_not_followed_by_another() {
     let mut both = config();
     let Auth::Password { mechanisms, .. } = &mut both.auth else { unreachable!() };
     mechanisms.insert(0, Mechanism::Plain);
@@ -134,7 +134,7 @@ fn a_refused_mechanism_is_not_followed_by_another() {
 }
 
 #[test]
-fn a_wrong_password_is_an_authentication_failure() {
+fn password_that_is_wrong_is_an_authentication_failure() {
     let mut wrong = config();
     let Auth::Password { password, .. } = &mut wrong.auth else { unreachable!() };
     *password = Zeroizing::new("guess".to_owned());
@@ -143,7 +143,7 @@ fn a_wrong_password_is_an_authentication_failure() {
 }
 
 #[test]
-fn a_server_that_does_not_know_the_password_is_not_trusted() {
+fn server_that_does_not_know_the_password_is_not_trusted() {
     let mut forged = Login::answering(Opcode::SASL_STEP, Status::SUCCESS, b"v=AAAA");
     let error = failure(&mut forged, config());
     assert!(matches!(error, BootstrapError::Sasl(SaslError::ServerSignature)), "{error:?}");
@@ -157,7 +157,7 @@ fn a_server_that_does_not_know_the_password_is_not_trusted() {
 }
 
 #[test]
-fn a_client_certificate_needs_no_sasl() {
+fn client_certificate_needs_no_sasl() {
     let mut server = Login::default();
     let mut certified = config();
     certified.auth = Auth::Certificate;
@@ -166,7 +166,7 @@ fn a_client_certificate_needs_no_sasl() {
 }
 
 #[test]
-fn without_a_bucket_the_global_configuration_is_fetched() {
+fn bootstrap_without_a_bucket_fetches_the_global_configuration() {
     let mut server = Login::default();
     let mut global = config();
     (global.bucket, global.dcp) = (None, None);
@@ -179,7 +179,7 @@ fn without_a_bucket_the_global_configuration_is_fetched() {
 }
 
 #[test]
-fn each_refused_step_has_its_error() {
+fn bootstrap_steps_that_are_refused_have_their_own_errors() {
     let bucket = || "default".to_owned();
     let refused = |opcode, status| failure(&mut Login::answering(opcode, status, b""), config());
     assert_eq!(
@@ -216,7 +216,7 @@ fn each_refused_step_has_its_error() {
 }
 
 #[test]
-fn a_refusal_keeps_the_status_of_the_answer() {
+fn bootstrap_refusal_keeps_the_status_of_the_answer() {
     for (opcode, status) in [
         (Opcode::HELLO, Status::UNKNOWN_COMMAND),
         (Opcode::SASL_AUTH, Status::AUTH_ERROR),
@@ -236,7 +236,7 @@ fn a_refusal_keeps_the_status_of_the_answer() {
 }
 
 #[test]
-fn what_the_server_says_about_a_refusal_is_passed_on() {
+fn bootstrap_refusal_passes_on_what_the_server_says() {
     let shown = |opcode, status, body| {
         failure(&mut Login::answering(opcode, status, body), config()).to_string()
     };
@@ -256,7 +256,7 @@ fn what_the_server_says_about_a_refusal_is_passed_on() {
 }
 
 #[test]
-fn a_configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
+fn configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
     let longest = 10 << 20;
     for len in [longest, MAX_BODY_LEN + 1] {
         let mut config_json = CONFIG.to_vec();
@@ -276,7 +276,7 @@ fn a_configuration_of_the_longest_length_is_read_and_a_longer_body_is_not() {
 }
 
 #[test]
-fn an_unusable_configuration_is_an_error() {
+fn configuration_that_is_unusable_is_an_error() {
     let mut server = Login::answering(Opcode::GET_CLUSTER_CONFIG, Status::SUCCESS, b"{");
     assert!(matches!(
         failure(&mut server, config()),
@@ -287,7 +287,7 @@ fn an_unusable_configuration_is_an_error() {
 }
 
 #[test]
-fn an_old_server_without_a_manifest_has_the_default_collection() {
+fn server_without_a_manifest_has_the_default_collection() {
     for status in [Status::NO_COLLECTIONS_MANIFEST, Status::UNKNOWN_COMMAND] {
         let mut server = Login::answering(Opcode::GET_COLLECTIONS_MANIFEST, status, b"");
         let mut bootstrap = Bootstrap::new(config()).unwrap();
@@ -297,7 +297,7 @@ fn an_old_server_without_a_manifest_has_the_default_collection() {
 }
 
 #[test]
-fn features_nobody_asked_for_are_not_used() {
+fn features_that_were_not_requested_are_not_used() {
     let extra = [Feature::UNORDERED_EXECUTION, Feature(0x7777), Feature::XERROR, Feature::XERROR];
     let features = Some([&BootstrapConfig::FEATURES[..], &extra].concat());
     let mut server = Login { features, ..Login::default() };
@@ -307,7 +307,7 @@ fn features_nobody_asked_for_are_not_used() {
 }
 
 #[test]
-fn a_server_without_collections_is_asked_for_nothing_that_needs_them() {
+fn server_without_collections_is_sent_nothing_that_needs_them() {
     let mut server = Login { features: Some(vec![Feature::XERROR]), ..Login::default() };
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     run(&mut server, &mut bootstrap).unwrap();
@@ -333,7 +333,7 @@ fn a_server_without_collections_is_asked_for_nothing_that_needs_them() {
 }
 
 #[test]
-fn settings_a_server_does_not_know_are_left_out_and_those_it_refuses_for_now_are_not() {
+fn settings_unknown_to_a_server_are_skipped_and_busy_ones_are_not() {
     let open = DcpOpen { name: "n".to_owned(), flags: OpenFlags::empty(), controls: vec![] };
     let open = open.with(ControlSetting::optional("unknown", 1));
     let lenient = || BootstrapConfig { dcp: Some(open.clone()), ..config() };
@@ -347,7 +347,7 @@ fn settings_a_server_does_not_know_are_left_out_and_those_it_refuses_for_now_are
 }
 
 #[test]
-fn answers_may_come_in_any_order_and_twice() {
+fn bootstrap_answers_may_come_in_any_order_and_twice() {
     let mut server = Login::default();
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     while !bootstrap.is_done() {
@@ -362,7 +362,7 @@ fn answers_may_come_in_any_order_and_twice() {
 }
 
 #[test]
-fn an_answer_to_nothing_is_an_error() {
+fn bootstrap_answer_to_no_request_is_an_error() {
     let stray = |opcode, opaque| {
         let mut bootstrap = Bootstrap::new(config()).unwrap();
         let answer = Frame::response(opcode, Status::SUCCESS).with_opaque(Opaque(opaque));
@@ -375,7 +375,7 @@ fn an_answer_to_nothing_is_an_error() {
 }
 
 #[test]
-fn no_request_but_a_noop_comes_before_the_connection_is_set_up() {
+fn bootstrap_refuses_any_request_but_a_noop() {
     for opcode in [Opcode::DCP_MUTATION, Opcode::DCP_STREAM_END, Opcode::GET] {
         let mut bootstrap = Bootstrap::new(config()).unwrap();
         drain(&mut bootstrap);
@@ -386,7 +386,7 @@ fn no_request_but_a_noop_comes_before_the_connection_is_set_up() {
 }
 
 #[test]
-fn a_failed_bootstrap_stays_failed() {
+fn bootstrap_that_failed_stays_failed() {
     let mut server = Login::answering(Opcode::SELECT_BUCKET, Status::KEY_ENOENT, b"");
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     let error = run(&mut server, &mut bootstrap).unwrap_err();
@@ -397,7 +397,7 @@ fn a_failed_bootstrap_stays_failed() {
 }
 
 #[test]
-fn a_pushed_configuration_counts_if_it_is_newer() {
+fn configuration_that_is_pushed_counts_if_it_is_newer() {
     let of_rev = |rev: &str| String::from_utf8(CONFIG.to_vec()).unwrap().replace(r#""rev":3"#, rev);
     let (newer, older) = (of_rev(r#""rev":4"#), of_rev(r#""rev":2"#));
     let push = |bucket: &[u8], value: &[u8]| {
@@ -422,7 +422,7 @@ fn a_pushed_configuration_counts_if_it_is_newer() {
 }
 
 #[test]
-fn a_noop_is_answered_on_the_way() {
+fn noop_is_answered_during_bootstrap() {
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     drain(&mut bootstrap);
     let noop = Frame::request(Opcode::DCP_NOOP).with_opaque(Opaque(0xabcd));
@@ -432,7 +432,7 @@ fn a_noop_is_answered_on_the_way() {
 }
 
 #[test]
-fn what_follows_the_last_answer_is_left_alone() {
+fn bootstrap_leaves_bytes_after_its_last_answer_alone() {
     let mut server = Login::default();
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     while !bootstrap.is_done() {
@@ -447,7 +447,7 @@ fn what_follows_the_last_answer_is_left_alone() {
 }
 
 #[test]
-fn another_protocol_is_told_by_its_first_byte() {
+fn bootstrap_recognises_another_protocol_by_its_first_byte() {
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     let mut http = BytesMut::from(&b"HTTP/1.1 400 Bad Request\r\n\r\n"[..]);
     assert_eq!(
@@ -457,7 +457,7 @@ fn another_protocol_is_told_by_its_first_byte() {
 }
 
 #[test]
-fn the_connection_name_fits_what_servers_take() {
+fn connection_name_fits_what_servers_take() {
     for (character, len, longest) in [("a", 1000, 1), ("\u{1}", 500, 6), ("ü", 300, 2), ("", 0, 0)]
     {
         let agent = character.repeat(len);
@@ -478,7 +478,7 @@ fn the_connection_name_fits_what_servers_take() {
 }
 
 #[test]
-fn a_bucket_name_that_fits_no_packet_is_told() {
+fn bucket_name_that_fits_no_packet_is_refused() {
     let mut named = config();
     named.bucket = Some("b".repeat(1 << 16));
     let error = failure(&mut Login::default(), named);
@@ -486,7 +486,7 @@ fn a_bucket_name_that_fits_no_packet_is_told() {
 }
 
 #[test]
-fn no_secret_is_shown() {
+fn bootstrap_shows_no_secret() {
     let mut bootstrap = Bootstrap::new(config()).unwrap();
     let shown = format!("{:?} {:?}", config(), bootstrap);
     assert!(!shown.contains("secret") && !shown.contains("clientNonce"), "{shown}");
@@ -497,7 +497,7 @@ fn no_secret_is_shown() {
 }
 
 #[test]
-fn the_recorded_answers_of_a_real_server_are_understood() {
+fn bootstrap_understands_the_recorded_answers_of_a_real_server() {
     let trace = include_str!("../../../../../tests/traces/8.0.2-sdk-python-scram.jsonl");
     let lines: Vec<serde_json::Value> =
         trace.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
@@ -544,7 +544,7 @@ fn the_recorded_answers_of_a_real_server_are_understood() {
 
 proptest! {
     #[test]
-    fn no_bytes_make_it_panic(chunks in proptest::collection::vec(any::<Vec<u8>>(), 0..8)) {
+    fn bootstrap_survives_any_bytes(chunks in proptest::collection::vec(any::<Vec<u8>>(), 0..8)) {
         let mut bootstrap = Bootstrap::new(config()).unwrap();
         for chunk in chunks {
             let _ = bootstrap.handle_bytes(&mut BytesMut::from(&chunk[..]));
@@ -552,7 +552,7 @@ proptest! {
     }
 
     #[test]
-    fn no_answer_makes_it_panic(
+    fn bootstrap_survives_any_answer(
         answers in proptest::collection::vec(
             (0..12_u32, prop::sample::select(vec![0x1f_u8, 0x20, 0x21, 0x22, 0x89, 0xb5, 0xba, 0x50, 0x5e]),
              prop::sample::select(vec![0_u16, 0, 0, 0x21, 0x20, 4]),
@@ -571,7 +571,7 @@ proptest! {
 /// Servers before 6.6 refuse a DCP_OPEN with a flag that they do not know, and no feature is called
 /// like it.
 #[test]
-fn user_xattrs_of_deletions_are_asked_for_where_the_server_has_them() {
+fn user_xattrs_of_deletions_are_requested_where_the_server_has_them() {
     let flags = OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS;
     for is_granted in [true, false] {
         let mut server = Login::default();

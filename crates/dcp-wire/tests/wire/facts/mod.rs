@@ -127,7 +127,7 @@ impl<'a> Recording<'a> {
 }
 
 #[test]
-fn decoded_packets_agree_with_what_is_known_from_outside_the_stream() {
+fn packets_that_decode_agree_with_what_is_known_outside_the_stream() {
     let mut facts = Facts::default();
     for scenario in Scenario::load_all().unwrap() {
         facts.scenario.clone_from(&scenario.name);
