@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use crate::packet::{Packet, encoded};
 
-/// Default limit on waiting for an expected packet; [`Peer::patient`] sets another.
+/// Default limit on waiting for an expected packet; [`Peer::with_limit`] sets another.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// A transport for a peer.
