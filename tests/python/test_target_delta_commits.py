@@ -483,7 +483,7 @@ class TestRefusals:
         replicate(cluster, table)
         fill(written, 10, 100)
         cluster.remove("key_2")
-        monkeypatch.setattr(delta_table, "_PATIENCE", 1.0)
+        monkeypatch.setattr(delta_table, "_WAIT_SECONDS", 1.0)
         pauses, sleep = [], time.sleep
         monkeypatch.setattr(time, "sleep", lambda pause: pauses.append(pause) or sleep(pause))
         target = open_target(table.url)
@@ -516,7 +516,7 @@ class TestRefusals:
     def test_two_processes_do_not_commit_at_once(self, cluster, written, table, monkeypatch):
         replicate(cluster, table)
         fill(written, 10, 100)
-        monkeypatch.setattr(delta_table, "_PATIENCE", 0.2)
+        monkeypatch.setattr(delta_table, "_WAIT_SECONDS", 0.2)
         with delta_table.locked(table.folder, 0.0) as is_locked:
             assert is_locked
             with pytest.raises(ConcurrentWriterError, match="another process writes to"):

@@ -414,7 +414,7 @@ def test_a_lock_of_others_is_waited_for(cluster, table, monkeypatch, lasts):
     replicate(cluster, table)
     cluster.upsert("b", {})
     if lasts:
-        monkeypatch.setattr(postgres, "_PATIENCE", 0.3)
+        monkeypatch.setattr(postgres, "_WAIT_SECONDS", 0.3)
     target = open_target(table.url + "%20-clock_timeout%3D20")
     commits = []
     commit = target.commit

@@ -85,7 +85,7 @@ def test_one_process_writes_a_table_whatever_it_calls_it(cluster, table, monkeyp
     cluster.upsert("a", {})
     schema = schema_of(table)
     held, given = held.format(schema=schema), given.format(schema=schema)
-    monkeypatch.setattr(postgres, "_PATIENCE", 0.1)
+    monkeypatch.setattr(postgres, "_WAIT_SECONDS", 0.1)
     first = open_target(f"{table.url}&table={held}")
     with contextlib.closing(first):
         first.open(Layout.of("table", None).schema, "table")
