@@ -26,8 +26,8 @@ class Beginning:
         self.store = cast("CheckpointStore", start) if is_store else None
         if default != "earliest" and self.store is None:
             raise ConfigError(
-                "default: applies only to an empty store: pass a store as start, or "
-                f"start={default!r}"
+                f"applies only to an empty store: pass a store as start, or start={default!r}",
+                option="default",
             )
         self._start, self._default = start, default
         self._is_share = False
@@ -47,8 +47,9 @@ class Beginning:
             return given
         if self.store is not None and not self.takes_over:
             raise ConfigError(
-                "vbuckets: a Share needs a dcp_rs.SharedStore, which members can share: use "
-                "dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore"
+                "a Share needs a dcp_rs.SharedStore, which members can share: use "
+                "dcp_rs.FileStore, dcp_rs.SqlStore or dcp_rs.ObjectStore",
+                option="vbuckets",
             )
         self._is_share = True
         return given.vbuckets(num_vbuckets)
@@ -84,7 +85,11 @@ class Beginning:
         if stored is None:
             return self._default
         if not isinstance(stored, Checkpoint):
-            raise _checks.wrong_type("start: load() of the store", stored, "a Checkpoint or None")
+            raise ConfigError(
+                "load() of the store must return a Checkpoint or None, not"
+                f" {type(stored).__name__}",
+                option="start",
+            )
         # The store may have newer positions of vBuckets that others read.
         if not len(stored) and self._default == "latest":
             return self._default

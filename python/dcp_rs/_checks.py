@@ -25,7 +25,7 @@ def integer(option: str, value: object, low: int, high: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
         raise wrong_type(option, value, "a whole number")
     if not low <= value <= high:
-        raise ConfigError(f"{option}: {value} is not from {low} to {high}")
+        raise ConfigError(f"{value} is not from {low} to {high}", option=option, value=value)
 
 
 def seconds(option: str, value: object, low: float, high: float) -> None:
@@ -33,7 +33,9 @@ def seconds(option: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise wrong_type(option, value, "a number of seconds")
     if not low <= value <= high:
-        raise ConfigError(f"{option}: {value} is not from {low} to {high} seconds")
+        raise ConfigError(
+            f"{value} is not from {low} to {high} seconds", option=option, value=value
+        )
 
 
 def flag(option: str, value: object) -> None:
@@ -49,11 +51,11 @@ def path(option: str, value: object) -> None:
     try:
         has_nul = b"\0" in os.fsencode(value)
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: is not a valid path") from error
+        raise ConfigError("is not a valid path", option=option) from error
     if has_nul:
-        raise ConfigError(f"{option}: is not a valid path: it has a NUL")
+        raise ConfigError("is not a valid path: it has a NUL", option=option, value=value)
     if not os.fspath(value):
-        raise ConfigError(f"{option}: must not be empty")
+        raise ConfigError("must not be empty", option=option)
 
 
 def instance(option: str, value: object, expected: type | UnionType, name: str) -> None:
@@ -68,7 +70,7 @@ def word(option: str, value: object, allowed: tuple[str, ...]) -> None:
     if not isinstance(value, str):
         raise wrong_type(option, value, expected)
     if value not in allowed:
-        raise ConfigError(f"{option}: must be {expected}, not {value!r}")
+        raise ConfigError(f"must be {expected}, not {value!r}", option=option, value=value)
 
 
 def names(option: str, value: object) -> list[str]:
@@ -99,8 +101,10 @@ def existing(option: str, vbuckets: Iterable[int], num_vbuckets: int) -> None:
     for each in vbuckets:
         if each >= num_vbuckets:
             error = ConfigError(
-                f"{option}: vBucket {each} does not exist: the bucket has {num_vbuckets} vBuckets, "
-                f"from 0 to {num_vbuckets - 1}"
+                f"vBucket {each} does not exist: the bucket has {num_vbuckets} vBuckets, "
+                f"from 0 to {num_vbuckets - 1}",
+                option=option,
+                value=each,
             )
             error.vbucket = each
             raise error
@@ -111,7 +115,7 @@ def utf8(option: str, value: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(f"{option}: cannot be encoded as UTF-8") from error
+        raise ConfigError("cannot be encoded as UTF-8", option=option) from error
 
 
 def each_utf8(options: Mapping[str, object], *, but: Collection[str] = ()) -> None:
@@ -128,4 +132,6 @@ def each_utf8(options: Mapping[str, object], *, but: Collection[str] = ()) -> No
 
 def wrong_type(option: str, value: object, expected: str) -> ConfigError:
     """Returns the error for a value of a wrong type, without the value itself."""
-    return ConfigError(f"{option}: must be {expected}, not {type(value).__name__}")
+    return ConfigError(
+        f"must be {expected}, not {type(value).__name__}", option=option, value=value
+    )

@@ -82,7 +82,7 @@ class ChangeBatch:
                 rows.
         """
         if self._is_part:
-            raise ConfigError("checkpoint: a slice has none: use that of the whole batch")
+            raise ConfigError("a slice has none: use that of the whole batch", option="checkpoint")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
     @property
@@ -197,7 +197,7 @@ class ChangeBatch:
             if bound is not None and not isinstance(bound, int):
                 raise _checks.wrong_type("index", bound, "a slice of whole numbers")
         if index.step not in {None, 1}:
-            raise ConfigError(f"index: slices with a step are not supported: {index.step}")
+            raise ConfigError(f"slices with a step are not supported: {index.step}", option="index")
         start, stop, _ = index.indices(len(self))
         rows = max(stop - start, 0)
         if rows == len(self):

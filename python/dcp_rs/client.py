@@ -115,8 +115,10 @@ class ConnectionOptions:
         _dcp_rs.check_connection(vars(self))
         if self.noop_interval % 1:
             raise ConfigError(
-                f"noop_interval: {self.noop_interval} is not a whole number of seconds, which is "
-                "what servers take"
+                f"{self.noop_interval} is not a whole number of seconds, which is "
+                "what servers take",
+                option="noop_interval",
+                value=self.noop_interval,
             )
 
     def __getstate__(self) -> dict[str, object]:
@@ -132,8 +134,9 @@ class ConnectionOptions:
                 pickle.dumps(self.credentials)
             except Exception as error:
                 raise ConfigError(
-                    "credentials: this function cannot be pickled: use one that is defined in a "
-                    "module, or password_file"
+                    "this function cannot be pickled: use one that is defined in a "
+                    "module, or password_file",
+                    option="credentials",
                 ) from error
         return dict(self.__dict__)
 
@@ -242,8 +245,9 @@ def connection_options(options: dict[str, Any]) -> ConnectionOptions:
     for name, value in options.items():
         if name != "connection_string" and value != getattr(ConnectionOptions, name):
             raise ConfigError(
-                f"{name}: cannot be passed beside ConnectionOptions: set it there, "
-                f"with dataclasses.replace(options, {name}=...)"
+                f"cannot be passed beside ConnectionOptions: set it there, "
+                f"with dataclasses.replace(options, {name}=...)",
+                option=name,
             )
     return given
 

@@ -86,14 +86,14 @@ def _fields(fields: pa.Schema | pa.StructType, path: str) -> str:
 
 def _field(field: pa.Field, path: str) -> str:
     if "\0" in field.name:
-        raise ConfigError(f"{_OPTION}: a name has a NUL, which no column can have")
+        raise ConfigError("a name has a NUL, which no column can have", option=_OPTION)
     name = field.name.replace("`", "``")
     return f"`{name}` {_element(field, path + field.name)}"
 
 
 def _element(field: pa.Field, path: str) -> str:
     if not field.nullable:
-        raise ConfigError(f"{_OPTION}: {path} must be nullable: a document may lack any field")
+        raise ConfigError(f"{path} must be nullable: a document may lack any field", option=_OPTION)
     return _type(field.type, path)
 
 
@@ -126,8 +126,9 @@ def _type(arrow: pa.DataType, path: str) -> str:
     }.get(arrow)
     if name is None:
         raise ConfigError(
-            f"{_OPTION}: {path} is {arrow}, which documents cannot be decoded to: use bool, int8 "
+            f"{path} is {arrow}, which documents cannot be decoded to: use bool, int8 "
             "to int64, float32, float64, decimal128, string, binary, date32, timestamp[us], "
-            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast afterwards"
+            "timestamp[us, tz=UTC], list, map, struct or a variant, and cast afterwards",
+            option=_OPTION,
         )
     return name

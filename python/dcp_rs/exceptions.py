@@ -9,6 +9,10 @@ The text of an exception never contains a document's key or value, or a secret.
 from __future__ import annotations
 
 import builtins
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
 
 __all__ = [
     "AccessDeniedError",
@@ -93,9 +97,59 @@ class ConcurrentWriterError(DcpError):
 
 
 class ConfigError(DcpError, ValueError):
-    """An option is wrong. The text says which, usually first, and what it must be."""
+    """An option is wrong. The text begins with its name, and says what it must be.
+
+    Attributes:
+        option: Name of the option as you write it: `retry_timeout` in Python, `retryTimeout` in
+            Spark, `--retry-timeout` on the command line. The first, if options contradict each
+            other. `None` if the cause is no option, such as a library that is too old.
+        value: Its value, if that is text, a number or a truth value, or a list of these; `None` if
+            it is something else or may be a secret, such as a password or a document.
+    """
 
     code = "config"
+    option: str | None = None
+    value: object = None
+
+    def __init__(
+        self,
+        problem: str = "",
+        *,
+        option: str | Sequence[str] | None = None,
+        value: object = None,
+    ) -> None:
+        """Creates the error; `problem` does not repeat the names of the options."""
+        options = [option] if isinstance(option, str) else list(option or ())
+        super().__init__(f"{', '.join(options)}: {problem}" if options else problem)
+        # In its state, so that a pickle keeps them.
+        self._options, self._problem = options, problem
+        self.option = options[0] if options else None
+        if self.option not in _SECRET:
+            self.value = _plain(value)
+
+    def _rename(self, names: Mapping[str, str]) -> None:
+        """Calls the options as another layer does."""
+        renamed = [names.get(each, each) for each in self._options]
+        if renamed:
+            self.args = (f"{', '.join(renamed)}: {self._problem}",)
+            self._options, self.option = renamed, renamed[0]
+
+
+_SECRET = frozenset({
+    "connection_string", "connectionString", "credentials", "key", "password", "rules", "target",
+    "tls_key_password", "tlsKeyPassword", "users", "value", "xattrs",
+})  # fmt: skip
+"""Options whose value may contain a secret or a document, by each of their names."""
+
+
+def _plain(value: object) -> object:
+    """Returns a copy of what is worth showing and can be pickled."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    if type(value) in (list, tuple):
+        items = [_plain(each) for each in value]  # type: ignore[attr-defined]
+        return None if None in items else items
+    return None
 
 
 class ConnectError(DcpError, ConnectionError):

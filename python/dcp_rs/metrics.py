@@ -252,8 +252,9 @@ class _Watched:
             if any(other.labels == source.labels for other in self._sources):
                 bucket, name = source.labels
                 raise ConfigError(
-                    f"name: a stream {name!r} of the bucket {bucket!r} is already watched: give "
-                    "each stream its own name"
+                    f"a stream {name!r} of the bucket {bucket!r} is already watched: give "
+                    "each stream its own name",
+                    option="name",
                 )
             self._sources.append(source)
 

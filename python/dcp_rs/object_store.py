@@ -70,12 +70,14 @@ class ObjectStore:
     def __init__(self, store: Any, prefix: str) -> None:
         obstore = require("ObjectStore", "obstore", "object-store")
         if isinstance(store, obstore.store.LocalStore):
-            raise ConfigError("store: files cannot be written conditionally: use dcp_rs.FileStore")
+            raise ConfigError(
+                "files cannot be written conditionally: use dcp_rs.FileStore", option="store"
+            )
         if not type(store).__module__.startswith("obstore"):
             raise _checks.wrong_type("store", store, "a store of obstore")
         _checks.text("prefix", prefix)
         if not prefix.strip("/"):
-            raise ConfigError("prefix: must not be empty")
+            raise ConfigError("must not be empty", option="prefix")
         self._store = store
         self._prefix = prefix.strip("/")
         self._claims = Claims()

@@ -51,8 +51,8 @@ class Share:
         _checks.integer("num_vbuckets", num_vbuckets, 1, 0xFFFF)
         if self.of > num_vbuckets:
             raise ConfigError(
-                f"vbuckets: {self.of} members are too many: the bucket has only {num_vbuckets} "
-                "vBuckets"
+                f"{self.of} members are too many: the bucket has only {num_vbuckets} vBuckets",
+                option="vbuckets",
             )
         return range(
             self.member * num_vbuckets // self.of, (self.member + 1) * num_vbuckets // self.of

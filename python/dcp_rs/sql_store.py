@@ -86,8 +86,9 @@ class SqlStore:
         _checks.text("table", table)
         if _NAME.fullmatch(table) is None:
             raise ConfigError(
-                f"table: {table!r} is not a table name: use letters, digits and _, optionally with "
-                "a schema and a dot before it"
+                f"{table!r} is not a table name: use letters, digits and _, optionally with "
+                "a schema and a dot before it",
+                option="table",
             )
         self._connect = connect
         self._table = table
@@ -162,8 +163,9 @@ class SqlStore:
         if not claimed.issuperset(named):
             unclaimed = in_ranges(set(named) - claimed)
             raise ConfigError(
-                f"checkpoint: this store has not claimed vBuckets {unclaimed}: start the stream "
-                "from the store, or call its claim() before the transaction"
+                f"this store has not claimed vBuckets {unclaimed}: start the stream "
+                "from the store, or call its claim() before the transaction",
+                option="checkpoint",
             )
         if not claimed:
             return
@@ -233,7 +235,9 @@ class SqlStore:
         sql = _Sql(opened, self._table)
         with closing(opened) as connection:
             if _is_autocommit(connection):
-                raise ConfigError("connect: returns connections in autocommit mode: turn it off")
+                raise ConfigError(
+                    "returns connections in autocommit mode: turn it off", option="connect"
+                )
             if not self._is_made:
                 self._create(connection, sql)
                 self._is_made = True
@@ -303,15 +307,19 @@ def _driver_of(connection: Any) -> ModuleType:
     name = type(connection).__module__
     if name.partition(".")[0] in {"duckdb", "_duckdb"}:
         raise ConfigError(
-            "connect: the cursors of DuckDB's connections do not share a transaction, which the "
-            "store needs: use SQLite, PostgreSQL or dcp_rs.FileStore"
+            "the cursors of DuckDB's connections do not share a transaction, which the "
+            "store needs: use SQLite, PostgreSQL or dcp_rs.FileStore",
+            option="connect",
         )
     while name:
         module = sys.modules.get(name)
         if getattr(module, "paramstyle", None) in _PLACEHOLDERS and hasattr(module, "Error"):
             return module  # type: ignore[return-value]
         name = name.rpartition(".")[0]
-    raise _checks.wrong_type("connect: its result", connection, "a connection of DB-API 2.0")
+    raise ConfigError(
+        f"must return a connection of DB-API 2.0, not {type(connection).__name__}",
+        option="connect",
+    )
 
 
 def _join(rows: dict[int, _Row]) -> Checkpoint | None:

@@ -281,7 +281,7 @@ class ChangeStream:
         """
         _checks.instance("batch", batch, ChangeBatch, "a ChangeBatch")
         if batch._is_part:  # noqa: SLF001 - the package's own
-            raise ConfigError("batch: is a slice of a batch: acknowledge the whole one")
+            raise ConfigError("is a slice of a batch: acknowledge the whole one", option="batch")
         self._inner.ack(batch._inner)  # noqa: SLF001 - the package's own
 
     @property
@@ -362,7 +362,9 @@ class ChangeStream:
         """
         pa = require_pyarrow("ChangeStream.read_all")
         if self._inner.is_manual:
-            raise ConfigError('read_all: a stream with ack="manual" is read batch by batch')
+            raise ConfigError(
+                'a stream with ack="manual" is read batch by batch', option="read_all"
+            )
         batches = [pa.record_batch(batch) for batch in self]
         return pa.Table.from_batches(batches, schema=self.schema)
 

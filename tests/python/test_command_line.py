@@ -488,7 +488,10 @@ def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, caps
     user, admin = ("--username", "u"), ("--username", "Administrator")
     address = f"{cluster.connection_string}/default"
     for arguments, told in [
-        (("cat", "couchbase://h/b"), "no user is given: pass --username, with the password in"),
+        (
+            ("cat", "couchbase://h/b"),
+            "--username: no user is given: pass one, with the password in",
+        ),
         (("cat", "couchbase://h/b", "--tls-certificate", "f"), "--tls-certificate"),
         (("cat", "couchbase://h/b", *user, "--connect-timeout", "0"), "--connect-timeout"),
         (

@@ -296,7 +296,7 @@ impl Column {
 fn hint(nearest: Option<&str>) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean {nearest:?}?"),
-        None => ": those of documents come from document_schema".to_owned(),
+        None => ": those of documents come from their schema".to_owned(),
     }
 }
 
@@ -305,7 +305,7 @@ fn hint(nearest: Option<&str>) -> String {
 #[non_exhaustive]
 pub enum SchemaError {
     /// Unknown column.
-    #[error("columns: there is no column {name:?}{}", hint(nearest.as_deref()))]
+    #[error("there is no column {name:?}{}", hint(nearest.as_deref()))]
     UnknownColumn {
         /// The given name.
         name: String,
@@ -313,28 +313,48 @@ pub enum SchemaError {
         nearest: Option<String>,
     },
     /// A column is named twice.
-    #[error("columns: {0:?} is named twice")]
+    #[error("{0:?} is named twice")]
     DuplicateColumn(String),
     /// No column is named.
-    #[error("columns: name at least one column")]
+    #[error("name at least one column")]
     NoColumns,
-    /// The column contradicts another option.
-    #[error("columns: {column:?} needs {option}")]
-    Excluded {
-        /// The column.
-        column: &'static str,
-        /// The option that enables it.
-        option: &'static str,
-    },
     /// Options contradict each other.
-    #[error("{0}")]
-    Contradiction(&'static str),
+    #[error("{problem}")]
+    Contradiction {
+        /// The options, by name.
+        options: &'static [&'static str],
+        /// What is wrong with them.
+        problem: &'static str,
+    },
     /// A field of documents has the name of another column.
-    #[error("document_schema: the column {0:?} would appear twice: give a prefix, such as doc_")]
+    #[error("the column {0:?} would appear twice: give a prefix, such as doc_")]
     NameTaken(String),
     /// The schema of documents cannot be parsed.
-    #[error("document_schema: {0}")]
+    #[error("{0}")]
     DocumentSchema(#[from] DdlError),
+}
+
+impl SchemaError {
+    /// The options that are wrong, by name.
+    #[must_use]
+    pub const fn options(&self) -> &'static [&'static str] {
+        match self {
+            Self::UnknownColumn { .. } | Self::DuplicateColumn(_) | Self::NoColumns => &["columns"],
+            Self::Contradiction { options, .. } => options,
+            Self::NameTaken(_) | Self::DocumentSchema(_) => &["document_schema"],
+        }
+    }
+
+    /// The value that is wrong, if it is one of a list.
+    #[must_use]
+    pub fn value(&self) -> Option<&str> {
+        match self {
+            Self::UnknownColumn { name, .. }
+            | Self::DuplicateColumn(name)
+            | Self::NameTaken(name) => Some(name),
+            Self::NoColumns | Self::Contradiction { .. } | Self::DocumentSchema(_) => None,
+        }
+    }
 }
 
 /// The entries of the `xattrs` map, with the names that Arrow readers expect.

@@ -228,7 +228,7 @@ impl Client {
     async fn open(&self, plan: &ReadPlan, options: &StreamOptions) -> Result<Opened, Error> {
         options::check_batch(&options.batch)?;
         let vbids: BTreeSet<Vbid> = plan.streamed().map(|range| range.vbid).collect();
-        self.check_vbuckets(&vbids)?;
+        self.check_vbuckets(&["vbuckets"], &vbids)?;
         let mut nodes = self.nodes(options, plan.retry_timeout, &vbids).await?;
         let filter = plan.filter();
         let manifest = self.manifest();
@@ -365,20 +365,26 @@ impl Client {
             End::At(seqnos) => Some(seqnos),
             _ => None,
         };
-        self.check_vbuckets(vbids.iter().chain(ends.into_iter().flat_map(BTreeMap::keys)))?;
+        self.check_vbuckets(&["vbuckets"], &vbids)?;
+        self.check_vbuckets(&["end"], ends.into_iter().flat_map(BTreeMap::keys))?;
         if let Some(seqnos) = ends {
             vbids.retain(|vbid| seqnos.contains_key(vbid));
         }
         Ok(vbids)
     }
 
-    fn check_vbuckets<'a>(&self, vbids: impl IntoIterator<Item = &'a Vbid>) -> Result<(), Error> {
+    fn check_vbuckets<'a>(
+        &self,
+        option: &'static [&'static str],
+        vbids: impl IntoIterator<Item = &'a Vbid>,
+    ) -> Result<(), Error> {
         let num_vbuckets = self.num_vbuckets();
         let Some(vbid) = vbids.into_iter().find(|vbid| vbid.0 >= num_vbuckets) else {
             return Ok(());
         };
-        let message = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
-        Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid))
+        let problem = format!("{vbid} does not exist: the bucket has {num_vbuckets} vBuckets");
+        let error = Error::option(option, problem).with_value(vbid.0.to_string());
+        Err(error.with_vbid(*vbid))
     }
 
     /// The checkpoint to start from; an empty one if none is given.

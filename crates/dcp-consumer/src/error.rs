@@ -88,6 +88,8 @@ impl ErrorKind {
 struct Inner {
     kind: ErrorKind,
     message: String,
+    options: &'static [&'static str],
+    value: Option<String>,
     source: Option<Source>,
     status: Option<Status>,
     opcode: Option<Opcode>,
@@ -106,12 +108,27 @@ impl Error {
         Self(Box::new(Inner {
             kind,
             message: message.into(),
+            options: &[],
+            value: None,
             source: None,
             status: None,
             opcode: None,
             vbid: None,
             seqno: None,
         }))
+    }
+
+    /// Options are wrong, alone or together. `problem` names no option.
+    pub(crate) fn option(options: &'static [&'static str], problem: impl Into<String>) -> Self {
+        let mut error = Self::new(ErrorKind::Config, problem);
+        error.0.options = options;
+        error
+    }
+
+    /// The same with the value of an option; never a secret.
+    pub(crate) fn with_value(mut self, value: impl Into<String>) -> Self {
+        self.0.value = Some(value.into());
+        self
     }
 
     pub(crate) fn with_source(mut self, source: impl Into<Source>) -> Self {
@@ -147,7 +164,7 @@ impl Error {
 
     /// The same with a message that includes its causes.
     pub(crate) fn with_message(mut self, message: String) -> Self {
-        (self.0.message, self.0.source) = (message, None);
+        (self.0.message, self.0.options, self.0.source) = (message, &[], None);
         self
     }
 
@@ -211,6 +228,18 @@ impl Error {
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         self.0.kind.is_retryable() || self.0.status.is_some_and(Status::is_temporary)
+    }
+
+    /// The options that are wrong, by the names of their fields; the text begins with them.
+    #[must_use]
+    pub fn options(&self) -> &'static [&'static str] {
+        self.0.options
+    }
+
+    /// The value of the first of these options, if it is known and no secret.
+    #[must_use]
+    pub fn value(&self) -> Option<&str> {
+        self.0.value.as_deref()
     }
 
     /// Status of the server, if that caused the error.
@@ -291,6 +320,9 @@ impl fmt::Display for Chain<'_> {
 
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.0.options.is_empty() {
+            write!(f, "{}: ", self.0.options.join(", "))?;
+        }
         f.write_str(&self.0.message)
     }
 }
@@ -299,6 +331,12 @@ impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut debug = f.debug_struct("Error");
         debug.field("kind", &self.0.kind).field("message", &self.0.message);
+        if !self.0.options.is_empty() {
+            debug.field("options", &self.0.options);
+        }
+        if let Some(value) = &self.0.value {
+            debug.field("value", value);
+        }
         if let Some(status) = self.0.status {
             debug.field("status", &status);
         }
@@ -362,6 +400,16 @@ mod tests {
         ] {
             assert_eq!(Seconds(Duration::from_nanos(nanos)).to_string(), shown);
         }
+    }
+
+    #[test]
+    fn option_error_begins_with_its_options() {
+        let error = Error::option(&["bucket", "network"], "they differ").with_value("travel");
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert_eq!((error.options(), error.value()), (&["bucket", "network"][..], Some("travel")));
+        assert_eq!(error.to_string(), "bucket, network: they differ");
+        let other = error.with_message("something else".to_owned());
+        assert_eq!((other.options(), other.to_string()), (&[][..], "something else".to_owned()));
     }
 
     #[test]

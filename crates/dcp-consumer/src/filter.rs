@@ -5,12 +5,12 @@ use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::consumer::{Exclusions, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
 
-use crate::{Error, ErrorKind, Filter, StreamOptions};
+use crate::{Error, Filter, StreamOptions};
 
 /// The filter of a read, by ids.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if there is no such scope or collection.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such scope or collection.
 pub(crate) fn of(options: &StreamOptions, manifest: &Manifest) -> Result<StoredFilter, Error> {
     let filter = resolve(&options.filter, options.system_documents, manifest)?;
     Ok(filter.with_rows(options.rows.clone()))
@@ -20,7 +20,7 @@ pub(crate) fn of(options: &StreamOptions, manifest: &Manifest) -> Result<StoredF
 /// the same name has another id.
 ///
 /// # Errors
-/// [`ErrorKind::Config`] if there is no such scope or collection.
+/// [`ErrorKind::Config`](crate::ErrorKind::Config) if there is no such scope or collection.
 pub(crate) fn resolve(
     filter: &Filter,
     system_documents: bool,
@@ -52,7 +52,7 @@ fn patterns(names: &[String]) -> Result<CollectionPatterns, Error> {
         return Ok(CollectionPatterns::default());
     }
     let patterns = CollectionPatterns::new(names.iter().map(String::as_str));
-    patterns.map_err(|error| config(error.to_string()))
+    patterns.map_err(|error| Error::option(&["collections"], error.to_string()))
 }
 
 /// Refuses the name of a scope or collection that does not exist; a pattern may match later.
@@ -89,14 +89,14 @@ fn ids(filter: &Filter, manifest: &Manifest) -> Result<StreamFilter, Error> {
         },
         Filter::Ids(ids, _) => Ok(ids.clone()),
         Filter::Collections(names) if names.is_empty() => {
-            Err(config("the filter names no collection: name one, or stream the bucket".to_owned()))
+            Err(Error::option(&["collections"], "names none: name one, or stream the bucket"))
         }
         Filter::Collections(names) => {
             let mut ids = Vec::with_capacity(names.len());
             for name in names {
                 let Some((scope, collection)) = name.split_once('.') else {
-                    let message = format!("collection '{name}' must be given as scope.collection");
-                    return Err(config(message));
+                    let problem = format!("'{name}' must be given as scope.collection");
+                    return Err(collections(name, problem));
                 };
                 let Some(entry) = manifest.collection_named(scope, collection) else {
                     return Err(no_collection(name, manifest));
@@ -146,18 +146,18 @@ pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<St
 }
 
 fn no_scope(name: &str) -> Error {
-    config(format!("collections: there is no scope '{name}' in the bucket"))
+    collections(name, format!("there is no scope '{name}' in the bucket"))
 }
 
 fn no_collection(name: &str, manifest: &Manifest) -> Error {
     let scope = name.strip_prefix("_default.").filter(|of| manifest.scope_named(of).is_some());
     let hint = scope.map(|of| format!("; did you mean all of scope '{of}', which is '{of}.*'?"));
     let hint = hint.unwrap_or_default();
-    config(format!("collections: there is no collection '{name}' in the bucket{hint}"))
+    collections(name, format!("there is no collection '{name}' in the bucket{hint}"))
 }
 
-fn config(message: String) -> Error {
-    Error::new(ErrorKind::Config, message)
+fn collections(name: &str, problem: String) -> Error {
+    Error::option(&["collections"], problem).with_value(name)
 }
 
 #[cfg(test)]
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn filter_with_names_that_do_not_exist_is_refused() {
         for names in [&["shop.nope"][..], &["orders"], &[]] {
-            assert_eq!(collections(names).unwrap_err().kind(), ErrorKind::Config, "{names:?}");
+            assert_eq!(collections(names).unwrap_err().options(), ["collections"], "{names:?}");
         }
         let error = documents(&Filter::Scope("nope".to_owned()), &manifest()).unwrap_err();
         assert!(error.to_string().contains("no scope 'nope'"), "{error}");

@@ -8,7 +8,7 @@ use dcp_wire::message::{Control, OpenFlags};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use crate::{Content, Error, ErrorKind, StreamOptions};
+use crate::{Content, Error, StreamOptions};
 
 /// How the DCP connections of a stream are opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,13 +35,12 @@ impl Opening {
         flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
         let secs = u32::try_from(options.noop_interval.as_secs()).unwrap_or(u32::MAX);
         if secs == 0 {
-            let message = "the noop interval must be at least one second";
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::option(&["noop_interval"], "must be at least one second"));
         }
         if options.buffer_size < StreamOptions::MIN_BUFFER_SIZE {
             let least = StreamOptions::MIN_BUFFER_SIZE;
-            let message = format!("the buffer size must be at least {least} bytes");
-            return Err(Error::new(ErrorKind::Config, message));
+            let problem = format!("must be at least {least} bytes");
+            return Err(Error::option(&["buffer_size"], problem));
         }
         let StreamOptions { buffer_size, compressed, history, out_of_order, .. } = *options;
         let noop_interval_secs = secs;

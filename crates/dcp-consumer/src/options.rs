@@ -8,7 +8,7 @@ use dcp_proto::consumer::StreamFilter;
 use dcp_proto::{CollectionPatterns, RowFilter};
 use dcp_wire::{Seqno, Vbid};
 
-use crate::{Error, ErrorKind, OnRollback};
+use crate::{Error, OnRollback};
 
 /// Where a stream begins.
 #[derive(Clone, Debug, Default)]
@@ -250,25 +250,28 @@ impl Default for StreamOptions {
 /// Refuses options that contradict each other.
 pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
     check_batch(&options.batch)?;
-    let message = match &options.end {
-        End::Never if options.clamp => "clamp: the stream has no end to stop at",
+    Err(match &options.end {
+        End::Never if options.clamp => {
+            Error::option(&["clamp"], "the stream has no end to stop at")
+        }
         _ if options.end_persisted && !options.persisted_only => {
-            "end_persisted needs persisted_only"
+            Error::option(&["end_persisted", "persisted_only"], "the first needs the second")
         }
-        _ if options.out_of_order && options.on_rollback == OnRollback::Fail => {
-            "out_of_order: a lost connection restarts the initial load, which is reported as a \
-             rollback: set on_rollback to 'emit' or 'resync'"
-        }
+        _ if options.out_of_order && options.on_rollback == OnRollback::Fail => Error::option(
+            &["out_of_order", "on_rollback"],
+            "a lost connection restarts the initial load, which is reported as a rollback: \
+             choose 'emit' or 'resync'",
+        ),
         _ => return Ok(()),
-    };
-    Err(Error::new(ErrorKind::Config, message))
+    })
 }
 
 /// Refuses empty batches.
 pub(crate) fn check_batch(policy: &BatchPolicy) -> Result<(), Error> {
-    if policy.max_rows == 0 || policy.max_bytes == 0 {
-        let message = "a batch must have room for at least one row and one byte";
-        return Err(Error::new(ErrorKind::Config, message));
+    let least = "must be at least 1";
+    match policy {
+        BatchPolicy { max_rows: 0, .. } => Err(Error::option(&["max_rows"], least)),
+        BatchPolicy { max_bytes: 0, .. } => Err(Error::option(&["max_bytes"], least)),
+        _ => Ok(()),
     }
-    Ok(())
 }

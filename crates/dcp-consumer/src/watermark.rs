@@ -8,9 +8,9 @@ use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::consumer::PositionUpdate;
 use dcp_wire::Vbid;
 
+use crate::Error;
 use crate::queue::Credit;
 use crate::sync::{Arc, Mutex, MutexGuard};
-use crate::{Error, ErrorKind};
 
 /// Identifies one delivered batch of one stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -41,17 +41,17 @@ impl Acknowledger {
     /// soon as it includes everything before it. Repeated calls have no effect.
     ///
     /// # Errors
-    /// [`ErrorKind::Config`] if the batch belongs to another stream, or the stream does not use
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config) if the batch belongs to another stream, or the stream does not use
     /// manual acknowledgement.
     pub fn ack(&self, token: AckToken) -> Result<(), Error> {
         let Some(mut watermark) = self.lock() else {
-            let message = "the stream acknowledges each batch when the next one is taken: open it \
+            let problem = "the stream acknowledges each batch when the next one is taken: open it \
                            with manual acknowledgement";
-            return Err(Error::new(ErrorKind::Config, message));
+            return Err(Error::option(&["acknowledge"], problem));
         };
         if token.stream != self.stream {
-            let message = "the batch belongs to another stream: acknowledge it there";
-            return Err(Error::new(ErrorKind::Config, message));
+            let problem = "the batch belongs to another stream: acknowledge it there";
+            return Err(Error::option(&["token"], problem));
         }
         watermark.ack(token.batch);
         Ok(())
@@ -262,9 +262,9 @@ mod tests {
     #[test]
     fn tokens_of_other_streams_and_of_other_modes_are_refused() {
         let (one, other) = (manual().0, manual().0);
-        assert_eq!(one.ack(other.token(1)).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(one.ack(other.token(1)).unwrap_err().options(), ["token"]);
         let by_itself = Acknowledger::new(false, &Checkpoint::new("b", StoredFilter::default()));
-        assert_eq!(by_itself.ack(by_itself.token(1)).unwrap_err().kind(), ErrorKind::Config);
+        assert_eq!(by_itself.ack(by_itself.token(1)).unwrap_err().options(), ["acknowledge"]);
         assert_eq!(by_itself.checkpoint(), None);
     }
 

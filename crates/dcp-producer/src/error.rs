@@ -11,7 +11,7 @@ use thiserror::Error;
 #[non_exhaustive]
 pub enum Error {
     /// An option has an invalid value.
-    #[error("invalid option {option}: {reason}")]
+    #[error("{option}: {reason}")]
     InvalidOption {
         /// Name of the option.
         option: &'static str,
@@ -21,7 +21,7 @@ pub enum Error {
     /// Other machines reach the address to listen on, and know the password.
     #[error(
         "refusing to listen on {host}, which other machines may reach, with the default password: \
-         set `password`, or choose a loopback address such as 127.0.0.1"
+         set another, or choose a loopback address such as 127.0.0.1"
     )]
     DefaultPassword {
         /// Requested address.
@@ -166,6 +166,24 @@ pub enum Error {
         /// Lowest seqno other than 0 that can be restored.
         oldest: Seqno,
     },
+}
+
+impl Error {
+    /// The option or argument that is wrong, if it is one.
+    #[must_use]
+    pub const fn option(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::InvalidOption { option, .. } => option,
+            Self::DefaultPassword { .. } => "password",
+            Self::Data { .. } => "data",
+            Self::Tls { .. } => "tls",
+            Self::UnknownVbucket { .. } => "vbucket",
+            Self::UnknownReplica { .. } => "replica",
+            Self::UnknownCollection { .. } => "collection",
+            Self::RollbackBeyondHighSeqno { .. } | Self::RollbackHistoryGone { .. } => "to",
+            _ => return None,
+        })
+    }
 }
 
 /// Why a document operation was refused.

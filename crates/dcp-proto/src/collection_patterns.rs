@@ -52,16 +52,16 @@ impl fmt::Display for Pattern {
 #[non_exhaustive]
 pub enum InvalidPatterns {
     /// No collection could ever match.
-    #[error("collections: names no collection")]
+    #[error("names no collection")]
     None,
     /// A pattern lacks the scope or the collection.
-    #[error("collections: {0:?} must be given as scope.collection")]
+    #[error("{0:?} must be given as scope.collection")]
     Form(String),
     /// A pattern is longer than any name.
-    #[error("collections: a pattern has {0} bytes, at most {MAX_PATTERN_LEN} are allowed")]
+    #[error("a pattern has {0} bytes, at most {MAX_PATTERN_LEN} are allowed")]
     Length(usize),
     /// There are too many.
-    #[error("collections: {0} patterns are too many, at most {MAX_PATTERNS} are allowed")]
+    #[error("{0} patterns are too many, at most {MAX_PATTERNS} are allowed")]
     TooMany(usize),
 }
 

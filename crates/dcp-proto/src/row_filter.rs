@@ -39,17 +39,28 @@ struct Rows {
 #[non_exhaustive]
 pub enum InvalidRowFilter {
     /// No key could ever match.
-    #[error("keys: names no pattern")]
+    #[error("names no pattern")]
     NoKeys,
     /// No operation could ever match.
-    #[error("ops: names no operation")]
+    #[error("names no operation")]
     NoOps,
     /// There are too many patterns.
-    #[error("keys: {0} patterns are too many, at most {MAX_PATTERNS} are allowed")]
+    #[error("{0} patterns are too many, at most {MAX_PATTERNS} are allowed")]
     TooManyKeys(usize),
     /// A pattern is empty, or longer than any key.
-    #[error("keys: a pattern has {0} bytes, 1 to {MAX_PATTERN_LEN} are allowed")]
+    #[error("a pattern has {0} bytes, 1 to {MAX_PATTERN_LEN} are allowed")]
     PatternLength(usize),
+}
+
+impl InvalidRowFilter {
+    /// The argument of [`RowFilter::new`] that is wrong.
+    #[must_use]
+    pub const fn option(self) -> &'static str {
+        match self {
+            Self::NoOps => "ops",
+            Self::NoKeys | Self::TooManyKeys(_) | Self::PatternLength(_) => "keys",
+        }
+    }
 }
 
 impl RowFilter {

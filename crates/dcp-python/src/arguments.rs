@@ -9,7 +9,7 @@ use dcp_wire::Vbid;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyString};
 
-use crate::error::{Failure, Kind};
+use crate::error::Failure;
 
 /// The given options, and the defaults of all options that were read.
 pub(crate) struct Arguments<'py> {
@@ -79,7 +79,7 @@ impl<'py> Arguments<'py> {
         let seconds = value.extract().ok().filter(|seconds| range.contains(seconds));
         seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok()).ok_or_else(|| {
             let (low, high) = (range.start(), range.end());
-            config(format!("{name}: {value} is not from {low} to {high} seconds"))
+            invalid(name, format!("{value} is not from {low} to {high} seconds"), &value)
         })
     }
 
@@ -127,7 +127,7 @@ impl<'py> Arguments<'py> {
             integer("vbuckets", number, &VBUCKETS).map(Vbid)
         })?;
         if numbers.is_empty() {
-            return Err(config("vbuckets: names no vBucket"));
+            return Err(invalid("vbuckets", "names no vBucket", &given));
         }
         Ok(Some(numbers))
     }
@@ -147,12 +147,24 @@ pub(crate) fn integer<T: TryFrom<u64>>(
     value: &Bound<'_, PyAny>,
     range: &RangeInclusive<u64>,
 ) -> PyResult<T> {
+    integer_in(name, "", value, range)
+}
+
+/// A number in an option; errors call it `part`, which is text such as `seqno: `.
+pub(crate) fn integer_in<T: TryFrom<u64>>(
+    name: &str,
+    part: &str,
+    value: &Bound<'_, PyAny>,
+    range: &RangeInclusive<u64>,
+) -> PyResult<T> {
     if !is_integer(value) {
-        return Err(wrong_type(name, value, "a whole number"));
+        let problem = format!("{part}must be a whole number, not {}", class_of(value));
+        return Err(invalid(name, problem, value));
     }
     let number = value.extract().ok().filter(|number| range.contains(number));
     number.and_then(|number| T::try_from(number).ok()).ok_or_else(|| {
-        config(format!("{name}: {value} is not from {} to {}", range.start(), range.end()))
+        let (low, high) = (range.start(), range.end());
+        invalid(name, format!("{part}{value} is not from {low} to {high}"), value)
     })
 }
 
@@ -220,15 +232,24 @@ pub(crate) fn one_of<T: Copy>(
         .extract()?;
     let near = words.iter().find(|(word, _)| near.contains(&word.to_lowercase()));
     let near = near.map_or_else(String::new, |(word, _)| format!("; did you mean '{word}'?"));
-    Err(config(format!("{name}: must be {expected}, not {}{near}", value.repr()?)))
+    Err(invalid(name, format!("must be {expected}, not {}{near}", value.repr()?), value))
 }
 
 /// The error for a value of the wrong type; the value itself is not shown.
 pub(crate) fn wrong_type(name: &str, value: &Bound<'_, PyAny>, expected: &str) -> PyErr {
-    let class = value.get_type().name().map_or_else(|_| "that".to_owned(), |name| name.to_string());
-    config(format!("{name}: must be {expected}, not {class}"))
+    invalid(name, format!("must be {expected}, not {}", class_of(value)), value)
 }
 
-pub(crate) fn config(message: impl Into<String>) -> PyErr {
-    Failure::new(Kind::Config, message).into()
+fn class_of(value: &Bound<'_, PyAny>) -> String {
+    value.get_type().name().map_or_else(|_| "that".to_owned(), |name| name.to_string())
+}
+
+/// The error for a wrong value.
+pub(crate) fn invalid(option: &str, problem: impl Into<String>, value: &Bound<'_, PyAny>) -> PyErr {
+    Failure::option(&[option], problem).with_value(value).into()
+}
+
+/// The error for options that do not go together.
+pub(crate) fn conflict(options: &[&str], problem: impl Into<String>) -> PyErr {
+    Failure::option(options, problem).into()
 }

@@ -6,11 +6,12 @@ use dcp_arrow::SchemaError;
 use dcp_consumer::plan::PlannerError;
 use dcp_consumer::{Chain, Error as ConsumerError, ErrorKind};
 use dcp_producer::{DocumentError, Error as ProducerError, RuleError};
-use dcp_proto::SinkError;
 use dcp_proto::checkpoint::{CheckpointError, Form};
 use dcp_proto::plan::PlanError;
+use dcp_proto::{InvalidRowFilter, SinkError};
 use dcp_wire::{DecodeError, Seqno, Status, Vbid};
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 
 /// Classes of `dcp_rs.exceptions`, each without the `Error` at the end of its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,19 +42,49 @@ pub(crate) enum Kind {
 pub(crate) struct Failure {
     kind: Kind,
     code: Option<&'static str>,
+    /// Without the options.
     message: String,
+    /// The options that are wrong, by their names in Python.
+    options: Vec<String>,
+    value: Option<Value>,
     vbid: Option<Vbid>,
     seqno: Option<Seqno>,
     status: Option<Status>,
     is_retryable: bool,
 }
 
+/// The value of a wrong option; `ConfigError` leaves out secrets.
+#[derive(Debug)]
+enum Value {
+    Text(String),
+    Given(Py<PyAny>),
+}
+
 impl Failure {
+    /// Options are wrong, alone or together. `problem` names no option.
+    pub(crate) fn option(options: &[&str], problem: impl Into<String>) -> Self {
+        let options = options.iter().copied().map(ToOwned::to_owned).collect();
+        Self { options, ..Self::coded(Kind::Config, "config", problem) }
+    }
+
+    /// The same with the value of the first option.
+    pub(crate) fn with_value(mut self, value: &Bound<'_, PyAny>) -> Self {
+        self.value = Some(Value::Given(value.clone().unbind()));
+        self
+    }
+
+    fn with_text(mut self, value: Option<&str>) -> Self {
+        self.value = value.map(|value| Value::Text(value.to_owned()));
+        self
+    }
+
     pub(crate) fn new(kind: Kind, message: impl Into<String>) -> Self {
         Self {
             kind,
             code: None,
             message: message.into(),
+            options: Vec::new(),
+            value: None,
             vbid: None,
             seqno: None,
             status: None,
@@ -67,7 +98,18 @@ impl Failure {
 
     fn into_exception(self, py: Python<'_>) -> PyResult<PyErr> {
         let class = py.import("dcp_rs.exceptions")?.getattr(format!("{:?}Error", self.kind))?;
-        let exception = class.call1((self.message,))?;
+        let exception = if self.options.is_empty() {
+            class.call1((self.message,))?
+        } else {
+            let named = PyDict::new(py);
+            named.set_item("option", PyTuple::new(py, self.options)?)?;
+            match self.value {
+                Some(Value::Text(value)) => named.set_item("value", value)?,
+                Some(Value::Given(value)) => named.set_item("value", value)?,
+                None => {}
+            }
+            class.call((self.message,), Some(&named))?
+        };
         if let Some(code) = self.code {
             exception.setattr("code", code)?;
         }
@@ -139,15 +181,29 @@ impl From<ConsumerError> for Failure {
         let (kind, code) = (class(error.kind()), error.kind().code());
         let checkpoint = error.source().and_then(|source| source.downcast_ref());
         let code = checkpoint.map_or(code, checkpoint_code);
+        let text = Chain(&error).to_string();
+        let shown = format!("{}: ", error.options().join(", "));
         Self {
             kind,
             code: Some(code),
+            options: error.options().iter().map(|option| in_python(option).to_owned()).collect(),
+            value: error.value().map(|value| Value::Text(value.to_owned())),
             vbid: error.vbid(),
             seqno: error.seqno(),
             status: error.status(),
             is_retryable: error.is_retryable(),
-            message: Chain(&error).to_string(),
+            message: text.strip_prefix(&shown).map_or_else(|| text.clone(), ToOwned::to_owned),
         }
+    }
+}
+
+/// What an option of the engine is called in Python.
+fn in_python(option: &str) -> &str {
+    match option {
+        "acknowledge" => "ack",
+        "end" => "until",
+        "token" => "batch",
+        same => same,
     }
 }
 
@@ -205,7 +261,13 @@ impl From<PlannerError> for Failure {
 
 impl From<SchemaError> for Failure {
     fn from(error: SchemaError) -> Self {
-        Self::coded(Kind::Config, "config", error.to_string())
+        Self::option(error.options(), error.to_string()).with_text(error.value())
+    }
+}
+
+impl From<InvalidRowFilter> for Failure {
+    fn from(error: InvalidRowFilter) -> Self {
+        Self::option(&[error.option()], error.to_string())
     }
 }
 
@@ -218,12 +280,13 @@ impl From<DecodeError> for Failure {
 impl From<DocumentError> for Failure {
     fn from(error: DocumentError) -> Self {
         let (kind, code) = match error {
+            DocumentError::InvalidKey { .. } => return Self::option(&["key"], error.to_string()),
+            DocumentError::ValueTooLarge { .. } | DocumentError::InvalidValue => {
+                return Self::option(&["value"], error.to_string());
+            }
             DocumentError::NotFound => (Kind::DocumentNotFound, "document_not_found"),
             DocumentError::Exists => (Kind::DocumentExists, "document_exists"),
             DocumentError::CasMismatch(_) => (Kind::DocumentExists, "cas_mismatch"),
-            DocumentError::InvalidKey { .. }
-            | DocumentError::ValueTooLarge { .. }
-            | DocumentError::InvalidValue => (Kind::Config, "config"),
             _ => (Kind::Dcp, "document"),
         };
         Self::coded(kind, code, error.to_string())
@@ -237,12 +300,21 @@ impl From<ProducerError> for Failure {
             ProducerError::Listen { .. } => (Kind::Connect, "listen"),
             _ => (Kind::Config, "config"),
         };
-        Self::coded(kind, code, Chain(&error).to_string())
+        let option = error.option();
+        let text = match error {
+            ProducerError::InvalidOption { reason, .. } => reason,
+            error => Chain(&error).to_string(),
+        };
+        Self {
+            options: option.into_iter().map(ToOwned::to_owned).collect(),
+            ..Self::coded(kind, code, text)
+        }
     }
 }
 
 impl From<RuleError> for Failure {
     fn from(error: RuleError) -> Self {
-        Self::coded(Kind::Config, "fault_rule", Chain(&error).to_string())
+        let text = Chain(&error).to_string();
+        Self { code: Some("fault_rule"), ..Self::option(&["rules"], text) }
     }
 }

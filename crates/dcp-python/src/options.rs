@@ -16,7 +16,9 @@ use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDateTime, PyDict, PyFloat, PyInt, PySequence, PyString};
 
-use crate::arguments::{ANY, Arguments, DAY, VBUCKETS, config, integer, one_of, wrong_type};
+use crate::arguments::{
+    ANY, Arguments, DAY, VBUCKETS, conflict, integer, integer_in, invalid, one_of, wrong_type,
+};
 use crate::checkpoint::Checkpoint;
 use crate::credentials::callable;
 use crate::error::Failure;
@@ -102,13 +104,13 @@ fn credentials(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>>
         }
         for other in ["username", "password", "password_file", "tls_certificate"] {
             if arguments.optional(other)?.is_some() {
-                return Err(config(format!("credentials, {other}: give one of them")));
+                return Err(conflict(&["credentials", other], "give one of them"));
             }
         }
         return Ok(Some(callable(function.unbind())));
     }
     match (username, password, file) {
-        (_, Some(_), Some(_)) => Err(config("password, password_file: give one of them")),
+        (_, Some(_), Some(_)) => Err(conflict(&["password", "password_file"], "give one of them")),
         (Some(username), Some(password), None) => {
             Ok(Some(Credentials::new(username, password).into()))
         }
@@ -116,7 +118,7 @@ fn credentials(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>>
             Ok(Some(CredentialsSource::PasswordFile { username, path }))
         }
         (None, None, None) => Ok(None),
-        _ => Err(config("username, password: give both or neither")),
+        _ => Err(conflict(&["username", "password"], "give both or neither")),
     }
 }
 
@@ -128,10 +130,11 @@ fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
             Some(ClientCertificate { chain: Pem::File(chain), key: Pem::File(key), key_password })
         }
         (None, None) if key_password.is_some() => {
-            return Err(config("tls_key_password: needs tls_certificate and tls_key"));
+            let problem = "needs a client certificate and its key";
+            return Err(conflict(&["tls_key_password"], problem));
         }
         (None, None) => None,
-        _ => return Err(config("tls_certificate, tls_key: give both or neither")),
+        _ => return Err(conflict(&["tls_certificate", "tls_key"], "give both or neither")),
     };
     let mut tls = TlsOptions::default();
     tls.ca = arguments.path("tls_ca")?.map(Pem::File);
@@ -205,7 +208,7 @@ fn start(arguments: &Arguments<'_>) -> PyResult<Start> {
             } else {
                 String::new()
             };
-            Err(config(format!("start: must be {expected}, not {shown}{hint}")))
+            Err(invalid("start", format!("must be {expected}, not {shown}{hint}"), &given))
         }
     }
 }
@@ -222,11 +225,11 @@ fn end(arguments: &Arguments<'_>) -> PyResult<End> {
         .map_err(|_| wrong_type("until", &given, "None, 'now' or seqnos by vBucket"))?
         .cast_into::<PyDict>()?;
     if seqnos.is_empty() {
-        return Err(config("until: names no vBucket"));
+        return Err(invalid("until", "names no vBucket", &given));
     }
     let seqno = |(vbucket, seqno): (Bound<'_, PyAny>, Bound<'_, PyAny>)| {
-        let vbucket = integer("until: vBucket", &vbucket, &VBUCKETS)?;
-        Ok((Vbid(vbucket), Seqno(integer("until: seqno", &seqno, &ANY)?)))
+        let vbucket = integer_in("until", "vBucket: ", &vbucket, &VBUCKETS)?;
+        Ok((Vbid(vbucket), Seqno(integer_in("until", "seqno: ", &seqno, &ANY)?)))
     };
     Ok(End::At(seqnos.iter().map(seqno).collect::<PyResult<_>>()?))
 }
@@ -238,7 +241,7 @@ pub(crate) fn filter(arguments: &Arguments<'_>) -> PyResult<Filter> {
         return Ok(Filter::All);
     };
     if collections.is_empty() {
-        return Err(config("collections: names no collection"));
+        return Err(conflict(&["collections"], "names no collection"));
     }
     let qualify = |name: String| if name.contains('.') { name } else { format!("_default.{name}") };
     Ok(Filter::Collections(collections.into_iter().map(qualify).collect()))
@@ -253,7 +256,7 @@ fn rows(arguments: &Arguments<'_>) -> PyResult<RowFilter> {
     let ops = arguments.one_or_more("ops", "an operation or a list of operations")?;
     let ops = ops.map(|ops| ops.into_iter().map(op).collect::<PyResult<_>>()).transpose()?;
     let since = arguments.optional("since")?.map(|since| nanoseconds(&since)).transpose()?;
-    RowFilter::new(keys, ops, since).map_err(|error| config(error.to_string()))
+    Ok(RowFilter::new(keys, ops, since).map_err(Failure::from)?)
 }
 
 /// A point in time, as `datetime` or seconds since 1970.
@@ -261,9 +264,8 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = if since.is_instance_of::<PyDateTime>() {
         if since.call_method0("utcoffset")?.is_none() {
             let shown = since.repr()?;
-            return Err(config(format!(
-                "since: {shown} has no time zone: give it one, such as UTC"
-            )));
+            let problem = format!("{shown} has no time zone: give it one, such as UTC");
+            return Err(invalid("since", problem, since));
         }
         since.call_method0("timestamp")?
     } else if since.is_instance_of::<PyFloat>()
@@ -276,7 +278,8 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
     let seconds = seconds.extract().ok().filter(|seconds: &f64| *seconds >= 0.0);
     let since_1970 = seconds.and_then(|seconds| Duration::try_from_secs_f64(seconds).ok());
     let nanoseconds = since_1970.and_then(|time| u64::try_from(time.as_nanos()).ok());
-    nanoseconds.ok_or_else(|| config(format!("since: {since} is not a time from 1970 to 2554")))
+    nanoseconds
+        .ok_or_else(|| invalid("since", format!("{since} is not a time from 1970 to 2554"), since))
 }
 
 /// Keywords of `on_rollback`.

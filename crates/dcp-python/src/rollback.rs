@@ -8,28 +8,28 @@ use dcp_wire::{Seqno, Vbuuid};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::arguments::{ANY, Arguments, integer, wrong_type};
-use crate::error::{Failure, Kind};
+use crate::arguments::{ANY, Arguments, integer, integer_in, wrong_type};
+use crate::error::Failure;
 
 /// The failover table of a log. An invalid log is refused rather than repaired: the result would be
 /// about a different log.
 fn failover_table(log: &[(u64, u64)]) -> Result<FailoverTable, Failure> {
-    let wrong = |message: String| Err(Failure::new(Kind::Config, message));
+    let wrong = |message: String| Err(Failure::option(&["failover_log"], message));
     if log.is_empty() {
-        return wrong("failover_log: must have at least one entry".to_owned());
+        return wrong("must have at least one entry".to_owned());
     }
     if log.len() > FailoverTable::CAPACITY {
         let most = FailoverTable::CAPACITY;
-        return wrong(format!("failover_log: has at most {most} entries, not {}", log.len()));
+        return wrong(format!("has at most {most} entries, not {}", log.len()));
     }
     if let Some(at) = log.iter().position(|&(vbuuid, _)| vbuuid == 0) {
-        return wrong(format!("failover_log: entry {at} has vbuuid 0, which names no branch"));
+        return wrong(format!("entry {at} has vbuuid 0, which names no branch"));
     }
     let seqnos = log.iter().map(|&(_, seqno)| seqno);
     for ((at, newer), older) in seqnos.clone().enumerate().zip(seqnos.skip(1)) {
         if older > newer {
             return wrong(format!(
-                "failover_log: entry {} begins at seqno {older}, after the entry before it, at \
+                "entry {} begins at seqno {older}, after the entry before it, at \
                  {newer}: give the newest first",
                 at + 1
             ));
@@ -50,8 +50,8 @@ fn failover_log(arguments: &Arguments<'_>) -> PyResult<Vec<(u64, u64)>> {
         let (vbuuid, seqno): (Bound<'_, PyAny>, Bound<'_, PyAny>) =
             pair.and_then(|pair| pair.extract()).map_err(|_| wrong())?;
         Ok((
-            integer("failover_log: vbuuid", &vbuuid, &ANY)?,
-            integer("failover_log: seqno", &seqno, &ANY)?,
+            integer_in(name, "vbuuid: ", &vbuuid, &ANY)?,
+            integer_in(name, "seqno: ", &seqno, &ANY)?,
         ))
     };
     given.try_iter().map_err(|_| wrong())?.map(entry).collect()

@@ -355,9 +355,9 @@ impl ChangeStream {
         let _wish = requested_schema;
         let shared = self.shared.get()?;
         if shared.acks().is_manual() {
-            let message = "a stream with ack=\"manual\" is read batch by batch, because the \
-                           batches of an Arrow stream cannot be acknowledged; use ack=\"next\"";
-            return Err(Failure::new(Kind::Config, message).into());
+            let problem = "a stream with 'manual' is read batch by batch, because the batches of \
+                           an Arrow stream cannot be acknowledged: use 'next'";
+            return Err(Failure::option(&["ack"], problem).into());
         }
         {
             let mut reader = self.reader();

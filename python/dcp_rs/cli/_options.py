@@ -204,6 +204,19 @@ def password_options(otherwise: str, option: Callable[..., Any] = click.option) 
     ]
 
 
+def call_options(error: ConfigError, commands: Iterable[click.Command]) -> ConfigError:
+    """Makes an error call options as on the command line."""
+    options = {
+        option.removeprefix("--").replace("-", "_"): option
+        for command in commands
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    }
+    error._rename(options)  # noqa: SLF001
+    return error
+
+
 def password(password_env: str | None, password_file: Path | None) -> str | None:
     """Returns the password that the options name, or `None`.
 
@@ -219,12 +232,12 @@ def password(password_env: str | None, password_file: Path | None) -> str | None
             return password_file.read_text("utf-8").rstrip("\r\n")
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ConfigError(f"the file of --password-file cannot be read: {why}") from None
+            raise ConfigError(f"the file cannot be read: {why}", option="--password-file") from None
     if password_env is not None:
         value = os.environ.get(password_env)
         if value is None:
             raise ConfigError(
-                "the variable that --password-env names is not set: set it, or check its name"
+                "the variable is not set: set it, or check its name", option="--password-env"
             )
         return value
     return None
@@ -239,7 +252,8 @@ def _of_user(password_env: str | None, password_file: Path | None) -> str:
     if found is None:
         raise ConfigError(
             f"the user needs a password: set {PASSWORD_VARIABLE}, name another variable with"
-            " --password-env, or a file with --password-file"
+            " --password-env, or a file with --password-file",
+            option="--username",
         )
     return found
 
@@ -253,12 +267,13 @@ def _take_connection(options: dict[str, Any]) -> None:
     if passphrase is not None:
         connection["tls_key_password"] = os.environ.get(passphrase)
         if connection["tls_key_password"] is None:
-            raise ConfigError("the variable that --tls-key-password-env names is not set: set it")
+            raise ConfigError("the variable is not set: set it", option="--tls-key-password-env")
     if "username" not in connection and "tls_certificate" not in connection:
         raise ConfigError(
-            f"no user is given: pass --username, with the password in {PASSWORD_VARIABLE}, in"
+            f"no user is given: pass one, with the password in {PASSWORD_VARIABLE}, in"
             " another variable with --password-env or in a file with --password-file; or, with"
-            " couchbases://, pass --tls-certificate and --tls-key"
+            " couchbases://, pass --tls-certificate and --tls-key",
+            option="--username",
         )
     if "username" in connection:
         secret = _of_user(variable, file)
@@ -459,7 +474,9 @@ def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
     if not isinstance(start, Checkpoint):
         reading |= {"start": store, "default": start}
     elif store.load() is not None:
-        raise ConfigError(f"start: {store.path} has a checkpoint to resume from: give one file")
+        raise ConfigError(
+            f"{store.path} has a checkpoint to resume from: give one file", option="start"
+        )
 
 
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import io
 import os
-import re
 import sys
 from typing import TYPE_CHECKING
 
@@ -13,7 +12,7 @@ import click
 from click import shell_completion
 
 from dcp_rs import __version__
-from dcp_rs.cli._options import PASSWORD_VARIABLE
+from dcp_rs.cli._options import PASSWORD_VARIABLE, call_options
 from dcp_rs.cli.cat import cat, tail
 from dcp_rs.cli.checkpoint import checkpoint
 from dcp_rs.cli.decode import decode
@@ -127,37 +126,12 @@ def _failed(error: BaseException) -> int:
     if isinstance(error, click.UsageError):
         _refuse(error)
         return 2
+    if isinstance(error, ConfigError):
+        call_options(error, _COMMANDS)
     if isinstance(error, DcpError | ImportError | OSError | click.ClickException):
-        print(f"{_NAME}: {_named(error)}", file=sys.stderr)
+        print(f"{_NAME}: {error}", file=sys.stderr)
         return 1
     raise error
-
-
-def _named(error: BaseException) -> str:
-    """Returns an error's text with the names that options have on the command line."""
-    text = str(error)
-    if not isinstance(error, DcpError):
-        return text
-    options = {
-        option.removeprefix("--").replace("-", "_"): option
-        for command in _COMMANDS
-        for parameter in command.params
-        for option in parameter.opts
-        if option.startswith("--")
-    }
-
-    def name(found: re.Match[str]) -> str:
-        return options.get(found[1], found[0])
-
-    if isinstance(error, ConfigError):
-        # It begins with the options that are wrong. Other words may just be spelled like one.
-        head, colon, rest = text.partition(": ")
-        if head == "target":
-            # The options in its URL have the same names everywhere.
-            return text
-        if colon and re.fullmatch(r"\w+(, \w+)*", head):
-            text = re.sub(r"(\w+)", name, head) + colon + rest
-    return re.sub(r"(?<![\w./-])([a-z]+(?:_[a-z]+)+)(?:=True)?(?!\w|\.\w)", name, text)
 
 
 def _refuse(error: click.UsageError) -> None:

@@ -60,18 +60,20 @@ class Reader:
                     seqnos[int(labels["vbucket"])] = int(value)
                 except (KeyError, ValueError, OverflowError) as error:
                     raise ConfigError(
-                        f"{self.metrics}: {_SEQNO} is not a seqno of a vBucket: {labels} {value}"
+                        f"{_SEQNO} is not a seqno of a vBucket: {labels} {value}",
+                        option="--metrics",
                     ) from error
         if not streams:
             raise ConfigError(
                 f"{self.metrics} has no {_SEQNO} for the bucket {bucket}: the reader needs"
-                " PrometheusCollector(stream, vbuckets=True)"
+                " PrometheusCollector(stream, vbuckets=True)",
+                option="--metrics",
             )
         chosen = [self.stream] if self.stream is not None else list(streams)
         if len(chosen) > 1 or chosen[0] not in streams:
             raise ConfigError(
-                f"{self.metrics} has the streams {', '.join(sorted(streams))}: pass one of them"
-                " with --stream"
+                f"{self.metrics} has the streams {', '.join(sorted(streams))}: pass one of them",
+                option="--stream",
             )
         return streams[chosen[0]]
 
@@ -81,11 +83,11 @@ def _samples(url: str) -> list[tuple[dict[str, str], float]]:
     try:
         parts = urlsplit(url)
     except ValueError as error:
-        raise ConfigError(f"--metrics: not a URL: {error}") from error
+        raise ConfigError(f"not a URL: {error}", option="--metrics") from error
     if "@" in parts.netloc:
-        raise ConfigError("--metrics: a user or password in the URL is not supported")
+        raise ConfigError("a user or password in the URL is not supported", option="--metrics")
     if parts.scheme not in ("http", "https"):
-        raise ConfigError(f"--metrics: {url!r} is not an http or https URL")
+        raise ConfigError(f"{url!r} is not an http or https URL", option="--metrics")
     try:
         with urlopen(url, timeout=_TIMEOUT) as answer:  # noqa: S310 - the scheme is checked
             text = answer.read(_MAX_BYTES + 1)
@@ -94,11 +96,13 @@ def _samples(url: str) -> list[tuple[dict[str, str], float]]:
             f"{url} cannot be read: {error}: does the reader serve its metrics there?"
         ) from error
     if len(text) > _MAX_BYTES:
-        raise ConfigError(f"{url} sends more than {_MAX_BYTES >> 20} MiB")
+        raise ConfigError(f"{url} sends more than {_MAX_BYTES >> 20} MiB", option="--metrics")
     try:
         families = list(parser.text_string_to_metric_families(text.decode()))
     except ValueError as error:
-        raise ConfigError(f"{url} does not serve Prometheus metrics: {error}") from error
+        raise ConfigError(
+            f"{url} does not serve Prometheus metrics: {error}", option="--metrics"
+        ) from error
     return [
         (sample.labels, sample.value)
         for family in families

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -125,7 +124,7 @@ def _opened(
     except ConfigError as error:
         if form is not None:
             # The format named the columns.
-            error.args = (re.sub("^columns:", "format:", str(error)),)
+            error._rename({"columns": "format"})  # noqa: SLF001
         raise
 
 

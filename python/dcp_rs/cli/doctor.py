@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import click
 
 from dcp_rs.cli import _probes
-from dcp_rs.cli._options import command, connection_options, output_options
+from dcp_rs.cli._options import call_options, command, connection_options, output_options
 from dcp_rs.cli._output import width, write
 from dcp_rs.cli._probes import ProbeError, Seed
 from dcp_rs.client import Client
@@ -120,7 +120,7 @@ def _unreached(options: ConnectionOptions, status: str) -> Finding:
     try:
         Client(replace(options, connect_timeout=0.001)).close()
     except ConfigError as error:
-        return Finding("options", _user(options), "failed", str(error))
+        return Finding("options", _user(options), "failed", _said(error))
     except DcpError:
         pass
     return Finding("login", _user(options), status, "no host can be reached")
@@ -199,7 +199,13 @@ def _not_connected(
         yield Finding("dns", seed.host, "failed", "no address", advice)
         return
     step = "options" if isinstance(error, ConfigError) else "login"
-    yield Finding(step, user, "failed", str(error))
+    yield Finding(step, user, "failed", _said(error))
+
+
+def _said(error: DcpError) -> str:
+    if isinstance(error, ConfigError):
+        call_options(error, [click.get_current_context().command])
+    return str(error)
 
 
 class _Watch(logging.Handler):

@@ -96,14 +96,17 @@ def _target(file: str, *, force: bool) -> Path:
     if path.exists() and not path.is_file():
         raise ConfigError(
             f"{file!r} is not a regular file: to write to a device or a pipe, use - and redirect"
-            " standard output"
+            " standard output",
+            option="FILE",
         )
     if os.path.lexists(path) and not force:
         raise _exists(file)
     # A symbolic link stays one.
     path = Path(os.path.realpath(path))
     if not path.parent.is_dir():
-        raise ConfigError(f"the folder {path.parent} does not exist: create it first")
+        raise ConfigError(
+            f"the folder {path.parent} does not exist: create it first", option="FILE"
+        )
     return path
 
 
@@ -148,7 +151,7 @@ def _publish(hidden: Path, path: Path, *, force: bool) -> None:
 
 
 def _exists(file: str | Path) -> ConfigError:
-    return ConfigError(f"{file} already exists: use --force to overwrite it")
+    return ConfigError(f"{file} already exists: use --force to overwrite it", option="FILE")
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
@@ -229,8 +232,9 @@ def _open_plain(pa: Any, form: str, stream: ChangeStream, output: IO[bytes]) -> 
     nested = [field.name for field in stream.schema if pa.types.is_nested(field.type)]
     if nested:
         raise ConfigError(
-            f"format: CSV files have no nested columns ({', '.join(nested)}): choose others with"
-            " --columns, or another format"
+            f"CSV files have no nested columns ({', '.join(nested)}): choose others with"
+            " --columns, or another format",
+            option="format",
         )
     return pa.csv.CSVWriter(output, stream.schema)
 
@@ -257,9 +261,10 @@ class _BatchWriter:
             self._file.write(self._pa.record_batch(batch))
         except self._pa.ArrowInvalid as error:
             raise ConfigError(
-                "format: a key or document is not UTF-8, which CSV files must be: choose other"
+                "a key or document is not UTF-8, which CSV files must be: choose other"
                 " columns with --columns, pass --value-format string to write null for such a"
-                " document, or choose another format"
+                " document, or choose another format",
+                option="format",
             ) from error
 
 

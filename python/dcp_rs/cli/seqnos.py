@@ -77,7 +77,8 @@ def _chosen(client: Client, high: dict[int, int], vbuckets: set[int] | None) -> 
     if unknown:
         last = client.num_vbuckets - 1
         raise ConfigError(
-            f"vbuckets: {in_ranges(unknown)} do not exist: the bucket has the vBuckets 0-{last}"
+            f"{in_ranges(unknown)} do not exist: the bucket has the vBuckets 0-{last}",
+            option="vbuckets",
         )
     return sorted(high if vbuckets is None else vbuckets & high.keys())
 

@@ -132,7 +132,7 @@ def serve(
         settings["password"] = secret
     settings["tls"] = tls_ca is not None or "tls_certificate" in settings
     settings["users"] = _users(users)
-    rules = _rules(faults)
+    rules = _rules("--faults", faults)
     signals = _signals(with_hangup=faults is not None)
     with EmbeddedCluster(**settings, limits=Limits(**limits)) as cluster:
         cluster.set_faults(rules)
@@ -179,22 +179,22 @@ def _facts(cluster: EmbeddedCluster) -> dict[str, object]:
 
 def _users(path: str | None) -> list[User]:
     try:
-        return [User(**user) for user in _rules(path)]
+        return [User(**user) for user in _rules("--users", path)]
     except TypeError as error:
-        raise ConfigError(f"{path}: {error}") from None
+        raise ConfigError(f"{path}: {error}", option="--users") from None
 
 
-def _rules(path: str | None) -> list[dict[str, Any]]:
+def _rules(option: str, path: str | None) -> list[dict[str, Any]]:
     if path is None:
         return []
     try:
         rules = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"{path} cannot be read: {error.strerror}", option=option) from error
     except ValueError as error:
-        raise ConfigError(f"{path}: not JSON: {error}") from error
+        raise ConfigError(f"{path}: not JSON: {error}", option=option) from error
     if not isinstance(rules, list) or not all(isinstance(rule, dict) for rule in rules):
-        raise ConfigError(f"{path}: must be a JSON list of objects")
+        raise ConfigError(f"{path}: must be a JSON list of objects", option=option)
     return rules
 
 
@@ -202,7 +202,7 @@ def _reload(cluster: EmbeddedCluster, path: str) -> None:
     """Reads the fault rules again; the previous ones stay if that fails."""
     fired = _fired(cluster)
     try:
-        cluster.set_faults(_rules(path))
+        cluster.set_faults(_rules("--faults", path))
     except (DcpError, OSError) as error:
         print(f"dcp-rs: kept the former faults: {error}", file=sys.stderr, flush=True)
         return

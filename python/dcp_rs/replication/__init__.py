@@ -77,12 +77,14 @@ def open_target(url: str) -> Target:
     address = Address.parse(url)
     if address.scheme not in _TARGETS:
         raise ConfigError(
-            f"target: must begin with one of {', '.join(f'{each}://' for each in _TARGETS)}"
+            f"must begin with one of {', '.join(f'{each}://' for each in _TARGETS)}",
+            option="target",
         )
     if "value_format" in address.options and address.scheme != "duckdb":
         raise ConfigError(
-            "target: value_format is an option of duckdb only, because dcp_rs cannot write a "
-            f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON"
+            "value_format is an option of duckdb only, because dcp_rs cannot write a "
+            f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON",
+            option="target",
         )
     module, name, extra = _TARGETS[address.scheme]
     require_pyarrow("a target", extra)
@@ -177,17 +179,18 @@ def replicate(
         raise _checks.wrong_type("target", target, "a URL or a Target")
     if missing:
         raise ConfigError(
-            f"target: {type(target).__name__} lacks {', '.join(missing)} of "
-            "dcp_rs.replication.Target"
+            f"{type(target).__name__} lacks {', '.join(missing)} of dcp_rs.replication.Target",
+            option="target",
         )
     if mode not in list(chosen.modes):
         raise ConfigError(
-            f"mode: must be {' or '.join(sorted(chosen.modes))} for this target, not {mode!r}"
+            f"must be {' or '.join(sorted(chosen.modes))} for this target, not {mode!r}",
+            option="mode",
         )
     takes_rejects = getattr(chosen, "takes_rejects", False)
     if on_error == "reject" and not takes_rejects:
         raise ConfigError(
-            "on_error: this target has no place for rejects (takes_rejects): leave it out"
+            "this target has no place for rejects (takes_rejects): leave it out", option="on_error"
         )
     settings = Settings(
         mode=mode,

@@ -77,8 +77,9 @@ class Layout:
         """
         if isinstance(document_schema, DocumentSchema) and document_schema.schema is None:
             raise ConfigError(
-                "document_schema: names no columns, so that no documents would be written: leave it"
-                " out to write them as JSON"
+                "names no columns, so that no documents would be written: leave it"
+                " out to write them as JSON",
+                option="document_schema",
             )
         keeps_text = document_schema is None
         documents = DocumentSchema(None, on_malformed="column") if keeps_text else document_schema
@@ -91,8 +92,8 @@ class Layout:
             # As for other columns: some targets do not tell capitals from small letters.
             if name.lower() == _GENERATION:
                 raise ConfigError(
-                    f'document_schema: the column "{name}" would appear twice: give a prefix,'
-                    " such as doc_"
+                    f'the column "{name}" would appear twice: give a prefix, such as doc_',
+                    option="document_schema",
                 )
         columns = ["op", "key", "value", *_POSITION, *names]
         given: dict[str, Any] = {

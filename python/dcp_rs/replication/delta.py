@@ -49,7 +49,7 @@ class DeltaTarget:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._table = DeltaTable(os.fspath(folder), _APPLICATION)
         if self._table.folder is None:
-            raise ConfigError("target: must be a folder: object stores are not supported")
+            raise ConfigError("must be a folder: object stores are not supported", option="target")
         self._folder: Path = self._table.folder
         self._states = DeltaStates(self._folder)
         self._rejects: DeltaRejects | None = None
@@ -94,15 +94,17 @@ class DeltaTarget:
         """Checks that a table can be made in the folder without harm to files of others."""
         if any((each / "_delta_log").exists() for each in self._folder.parents):
             raise ConfigError(
-                f"target: folder {self._folder} is inside another Delta table, whose VACUUM would "
-                "remove its files: use another"
+                f"folder {self._folder} is inside another Delta table, whose VACUUM would "
+                "remove its files: use another",
+                option="target",
             )
         if self._folder.is_dir() and any(
             each.name[0] not in "._" for each in self._folder.iterdir()
         ):
             raise ConfigError(
-                f"target: folder {self._folder} has files that dcp_rs did not write, which VACUUM "
-                "would remove: use another"
+                f"folder {self._folder} has files that dcp_rs did not write, which VACUUM "
+                "would remove: use another",
+                option="target",
             )
 
     # ----- the state -----
@@ -123,8 +125,9 @@ class DeltaTarget:
             return state
         if self._table.is_log and not self._table.has_files:
             raise ConfigError(
-                f"target: table {self._folder} names files that are gone: run FSCK REPAIR TABLE, "
-                "or restore a version whose files are there"
+                f"table {self._folder} names files that are gone: run FSCK REPAIR TABLE, "
+                "or restore a version whose files are there",
+                option="target",
             )
         return self._restored(transaction) or replace(state, moved=moved)
 
@@ -195,7 +198,8 @@ class DeltaTarget:
                 op = commit.rows["op"][index].as_py()
                 if op != "mutation":
                     raise ConfigError(
-                        f"target: a log without a {op} would be wrong, and {reason}: drop it"
+                        f"a log without a {op} would be wrong, and {reason}: drop it",
+                        option="target",
                     )
         # It needs PyArrow, which a target is created without.
         from dcp_rs.replication.rejects import rejecting

@@ -43,15 +43,16 @@ def local_folder(location: str) -> Path | None:
     try:
         folder = Path(os.path.realpath(location if uri is None else unquote(uri["path"])))
     except ValueError as error:
-        raise ConfigError("target: has a NUL, which paths may not have") from error
+        raise ConfigError("has a NUL, which paths may not have", option="target") from error
     text = str(folder)
     places = [place for place, each in enumerate(text) if each == "%"]
     is_encoded = any(len(text) > n + 2 and _HEX.issuperset(text[n + 1 : n + 3]) for n in places)
     if is_encoded or any(each in _REFUSED or "\ud800" <= each <= "\udfff" for each in text):
         raise ConfigError(
-            f"target: deltalake does not take the name of the folder {ascii(text)[1:-1]} as it is: "
+            f"deltalake does not take the name of the folder {ascii(text)[1:-1]} as it is: "
             "choose one without percent-encoding, brackets, |, ^, backslashes, control characters "
-            "and bytes that are not UTF-8"
+            "and bytes that are not UTF-8",
+            option="target",
         )
     return folder
 

@@ -91,13 +91,14 @@ def check_names(schema: pa.Schema, *, is_log: bool) -> None:
     for name in schema.names:
         if "`" in name and not is_log:
             raise ConfigError(
-                f"document_schema: {name!a} has a backtick, with which deltalake cannot merge a "
-                "column: leave it out, or write a log"
+                f"{name!a} has a backtick, with which deltalake cannot merge a "
+                "column: leave it out, or write a log",
+                option="document_schema",
             )
         if name.lower().startswith(_RESERVED):
             raise ConfigError(
-                f"document_schema: {name!a} is like the name of a column that merges add: give a "
-                "prefix"
+                f"{name!a} is like the name of a column that merges add: give a prefix",
+                option="document_schema",
             )
     _check_fields(list(schema))
 
@@ -107,8 +108,8 @@ def _check_fields(fields: Sequence[pa.Field]) -> None:
     for field in fields:
         if "\0" in field.name:
             raise ConfigError(
-                f"document_schema: {field.name!a} has a NUL, at which deltalake would cut it: "
-                "leave it out"
+                f"{field.name!a} has a NUL, at which deltalake would cut it: leave it out",
+                option="document_schema",
             )
         kind = field.type
         _check_fields([kind.field(index) for index in range(kind.num_fields)])
@@ -131,8 +132,9 @@ def fields_to_add(table: Any, wanted: Sequence[Any], location: str) -> list[Any]
         other = by_lower.get(field.name.lower(), field.name)
         if other != field.name:
             raise ConfigError(
-                f"document_schema: table {location} has the column {other}, and a Delta table does "
-                f"not tell {field.name} from it: name it as the table does"
+                f"table {location} has the column {other}, and a Delta table does "
+                f"not tell {field.name} from it: name it as the table does",
+                option="document_schema",
             )
     missing = missing_columns(
         {name: _type(field) for name, field in have.items()},
@@ -162,7 +164,7 @@ def check_table(table: Any, schema: pa.Schema, location: str, *, is_log: bool) -
     """
     of_features = _of_features(table, is_log=is_log)
     for why in [*of_features, *_of_columns(table, schema, is_log=is_log)]:
-        raise ConfigError(f"target: table {location} {why}")
+        raise ConfigError(f"table {location} {why}", option="target")
 
 
 def _of_features(table: Any, *, is_log: bool) -> Iterator[str]:

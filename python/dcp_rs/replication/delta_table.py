@@ -153,8 +153,9 @@ class DeltaTable:
                 self._table = delta.DeltaTable(self.location, storage_options=self._storage)
         except self._errors as error:
             raise ConfigError(
-                f"target: deltalake cannot open table {self.location}: {_line(error)}: repair it, "
-                "or use another"
+                f"deltalake cannot open table {self.location}: {_line(error)}: repair it, "
+                "or use another",
+                option="target",
             ) from error
         return self._table is not None
 
@@ -184,7 +185,7 @@ class DeltaTable:
                 shutil.rmtree(new, ignore_errors=True)
             why = (isinstance(error, OSError) and error.strerror) or _line(error)
             raise ConfigError(
-                f"target: the folder {self.location} cannot be created: {why}"
+                f"the folder {self.location} cannot be created: {why}", option="target"
             ) from error
 
     def version(self) -> int | None:
@@ -196,12 +197,14 @@ class DeltaTable:
         found: int | None = self._table.transaction_version(self._application)
         if self.owner not in {None, self._application}:
             raise ConfigError(
-                f"target: table {self.location} belongs to {self.owner}, not to "
-                f"{self._application}: use another table"
+                f"table {self.location} belongs to {self.owner}, not to "
+                f"{self._application}: use another table",
+                option="target",
             )
         if found is None and not self.is_empty:
             raise ConfigError(
-                f"target: table {self.location} has rows that dcp_rs did not write: use another"
+                f"table {self.location} has rows that dcp_rs did not write: use another",
+                option="target",
             )
         return found
 
@@ -381,12 +384,13 @@ class DeltaTable:
             # The rest of the text has the rows.
             error.args = (why,)
             return ConfigError(
-                f"target: {table} refuses rows: {why}: drop its constraint, or use another table"
+                f"{table} refuses rows: {why}: drop its constraint, or use another table",
+                option="target",
             )
         refusals = (known.CommitFailedError, known.SchemaMismatchError, known.DeltaProtocolError)
         if isinstance(error, refusals):
             return ConfigError(
-                f"target: {table} refuses a commit: {why}: alter it, or use another table"
+                f"{table} refuses a commit: {why}: alter it, or use another table", option="target"
             )
         return DcpError(f"{table} cannot be written: {why}: the next start resumes")
 
@@ -500,8 +504,9 @@ class DeltaTable:
                     found[refused] = f"the constraint {name} of the table refuses it"
         except self._errors as error:
             raise ConfigError(
-                f"target: table {self.location} has a constraint that deltalake cannot evaluate: "
-                f"{_line(error)}: drop it, or use another table"
+                f"table {self.location} has a constraint that deltalake cannot evaluate: "
+                f"{_line(error)}: drop it, or use another table",
+                option="target",
             ) from error
         finally:
             shutil.rmtree(folder, ignore_errors=True)

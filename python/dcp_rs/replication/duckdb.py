@@ -86,7 +86,9 @@ class DuckDBTarget:
         self, path: str | os.PathLike[str], table: str, value_format: str = "json"
     ) -> None:
         if value_format not in {"json", "variant"}:
-            raise ConfigError(f"value_format: {value_format!r} is neither json nor variant")
+            raise ConfigError(
+                f"{value_format!r} is neither json nor variant", option="value_format"
+            )
         self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
         self._path = path
         self._table = table
@@ -198,7 +200,8 @@ class DuckDBTarget:
         chosen = ".".join(qualifiers) if qualifiers else schema.lower()
         if chosen not in schemas:
             raise ConfigError(
-                f"target: the database has no schema {chosen}: create it with CREATE SCHEMA"
+                f"the database has no schema {chosen}: create it with CREATE SCHEMA",
+                option="target",
             )
         return _Place(chosen, table)
 
@@ -210,12 +213,15 @@ class DuckDBTarget:
         mine = [name for name in names if self._is_at(name, self._place)]
         if len(mine) > 1:
             raise ConfigError(
-                f"target: {_STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
-                " those that are not its own"
+                f"{_STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
+                " those that are not its own",
+                option="target",
             )
         for name in names:
             if self._is_at(name + SUFFIX, self._place):
-                raise ConfigError(f"target: {self._table} is the table of rejects of {name}")
+                raise ConfigError(
+                    f"{self._table} is the table of rejects of {name}", option="target"
+                )
         if not mine:
             return None
         # Under the name that it began with.
@@ -267,12 +273,13 @@ class DuckDBTarget:
             " AND lower(view_name) = ?",
             [*self._place],
         ):
-            raise ConfigError(f"target: {self._table} is a view: choose another name")
+            raise ConfigError(f"{self._table} is a view: choose another name", option="target")
         self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
         described = self._run(f"DESCRIBE {table}")
         if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
             raise ConfigError(
-                f"target: table {self._table} has rows that dcp_rs did not write: use another"
+                f"table {self._table} has rows that dcp_rs did not write: use another",
+                option="target",
             )
         if mode == "table":
             in_keys = {row[0] for row in described if row[3] is not None}
@@ -281,8 +288,9 @@ class DuckDBTarget:
         for name, _, is_nullable, _, default, _ in described:
             if name.lower() not in ours and is_nullable == "NO" and default is None:
                 raise ConfigError(
-                    f"target: column {name} of table {self._table} takes no null and has no "
-                    "default, so no row could be added: give it a default"
+                    f"column {name} of table {self._table} takes no null and has no "
+                    "default, so no row could be added: give it a default",
+                    option="target",
                 )
         # Of capitals and small letters, DuckDB keeps those that the column was made with.
         stored = {name.lower(): name for name in want}
@@ -296,7 +304,7 @@ class DuckDBTarget:
         except self._duckdb.Error as error:
             reason = " ".join(str(error).split())
             raise ConfigError(
-                f"target: table {self._table} cannot be written to: {reason}"
+                f"table {self._table} cannot be written to: {reason}", option="target"
             ) from error
 
     def _find_rejects(self) -> None:
@@ -331,7 +339,9 @@ class DuckDBTarget:
         if "value" in found:
             found["value"] = self._value_type
         elif self._value_type != "JSON":
-            raise ConfigError("value_format: document_schema has no column value to be a variant")
+            raise ConfigError(
+                "document_schema has no column value to be a variant", option="value_format"
+            )
         if self._value_type == "VARIANT" or any(has_variant(each.type) for each in schema):
             self._check_variant()
         return found
@@ -340,8 +350,8 @@ class DuckDBTarget:
         # 1.5 knows the type, but not in Arrow data, and makes a value of a null.
         if int(self._duckdb.__version__.partition(".")[0]) < 2:
             raise ConfigError(
-                f"target: DuckDB {self._duckdb.__version__} does not support VARIANT: install "
-                "2.0 or later"
+                f"DuckDB {self._duckdb.__version__} does not support VARIANT: install 2.0 or later",
+                option="target",
             )
 
     def _check_format(self) -> None:
@@ -355,8 +365,9 @@ class DuckDBTarget:
             self._run("CREATE TABLE _dcp_rs_variant (value VARIANT)")
         except self._duckdb.Error as error:
             raise ConfigError(
-                f"target: the database {self._path} is in a format that has no VARIANT, of an older"
-                " DuckDB: use a new one"
+                f"the database {self._path} is in a format that has no VARIANT, of an older"
+                " DuckDB: use a new one",
+                option="target",
             ) from error
         finally:
             self._run("ROLLBACK")

@@ -85,15 +85,16 @@ class IcebergTarget:
                 return cls(load_catalog(address.host), table)
             except ValueError as error:
                 raise ConfigError(
-                    f"target: pyiceberg cannot load the catalog {address.host}: {error}"
+                    f"pyiceberg cannot load the catalog {address.host}: {error}", option="target"
                 ) from error
         folder = address.local_path("the folder", "iceberg:///folder?table=namespace.name")
         target = cls(None, table)
         target._folder = Path(os.path.realpath(folder))
         if _CUT.search(str(target._folder)) or "%" in str(target._folder):
             raise ConfigError(
-                f"target: {str(target._folder)!r} has a #, ?, % or control character, at which"
-                " pyiceberg would take a part of it for the folder: use another"
+                f"{str(target._folder)!r} has a #, ?, % or control character, at which"
+                " pyiceberg would take a part of it for the folder: use another",
+                option="target",
             )
         return target
 
@@ -132,7 +133,8 @@ class IcebergTarget:
         other = None if base == self._name else self._find(base)
         if other is not None and {states.NEWEST, states.OLD} & set(other.properties):
             raise ConfigError(
-                f"target: table {self._name} is where the rejects of {base} go: use another"
+                f"table {self._name} is where the rejects of {base} go: use another",
+                option="target",
             )
         found = self._find(self._name + SUFFIX)
         if found is not None and _REJECTS not in found.properties:
@@ -143,8 +145,9 @@ class IcebergTarget:
         namespace, _, name = self._name.rpartition(".")
         if "/" in self._name:
             raise ConfigError(
-                f"target: table {name!r} of namespace {namespace!r} has a /, and would be in the"
-                " folder of another table: use another name"
+                f"table {name!r} of namespace {namespace!r} has a /, and would be in the"
+                " folder of another table: use another name",
+                option="target",
             )
         if not self._catalog.namespace_exists(namespace):
             self._catalog.create_namespace(namespace)
@@ -153,13 +156,14 @@ class IcebergTarget:
 
     def _open_table(self, schema: pa.Schema) -> State | None:
         if _REJECTS in self._table.properties:
-            raise ConfigError(f"target: table {self._name} is one of rejects: use another")
+            raise ConfigError(f"table {self._name} is one of rejects: use another", option="target")
         self._schema = check_table(self._table, self._name, schema)
         added = missing(self._table, self._name, self._schema)
         state = states.load(self._table)
         if state is None and self._table.current_snapshot() is not None:
             raise ConfigError(
-                f"target: table {self._name} has rows that dcp_rs did not write: use another"
+                f"table {self._name} has rows that dcp_rs did not write: use another",
+                option="target",
             )
         if added:
             with self._table.update_schema() as update:
@@ -245,11 +249,14 @@ def _current(table: Any) -> int | None:
 def _check_name(table: str) -> None:
     parts = table.split(".")
     if not all(part.strip() for part in parts) or len(parts) < 2:
-        raise ConfigError(f"target: table {table!r} needs a namespace, as in default.{table}")
+        raise ConfigError(
+            f"table {table!r} needs a namespace, as in default.{table}", option="target"
+        )
     if any(part != part.strip() for part in parts[:-1]) or _CUT.search(table):
         raise ConfigError(
-            f"target: table {table!r} has a #, ?, control character, or space around a namespace,"
-            " which pyiceberg would leave out: use another name"
+            f"table {table!r} has a #, ?, control character, or space around a namespace,"
+            " which pyiceberg would leave out: use another name",
+            option="target",
         )
 
 
@@ -268,7 +275,7 @@ def _open_folder(folder: Path, undone: contextlib.ExitStack) -> Any:
     try:
         catalog = SqlCatalog("dcp_rs", uri=f"sqlite:///{database}", warehouse=f"file://{folder}")
     except SQLAlchemyError as error:
-        raise ConfigError(f"target: {database} cannot be opened: {error}") from error
+        raise ConfigError(f"{database} cannot be opened: {error}", option="target") from error
     undone.callback(catalog.engine.dispose)
     return catalog
 

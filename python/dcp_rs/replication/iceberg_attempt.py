@@ -139,7 +139,8 @@ def _refused(table: str, error: BaseException) -> Exception | None:
     permanent = (OSError, exceptions.UnauthorizedError, exceptions.ForbiddenError)
     if isinstance(error, (*permanent, exceptions.NoSuchTableError)):
         return ConfigError(
-            f"target: table {table} cannot be written: {' '.join(str(error).split())}: mend that"
-            " and start it again, which resumes from the last commit"
+            f"table {table} cannot be written: {' '.join(str(error).split())}: mend that"
+            " and start it again, which resumes from the last commit",
+            option="target",
         )
     return None

@@ -45,8 +45,9 @@ def refuse_lost_nulls(schema: pa.Schema) -> None:
     for field in schema:
         if _loses_nulls(field.type):
             raise ConfigError(
-                f"document_schema: {field.name} is or has an ARRAY or a MAP of STRUCT, which"
-                " pyiceberg writes as empty if it is null: declare it as STRING"
+                f"{field.name} is or has an ARRAY or a MAP of STRUCT, which"
+                " pyiceberg writes as empty if it is null: declare it as STRING",
+                option="document_schema",
             )
 
 
@@ -78,14 +79,16 @@ def check_table(table: Any, name: str, schema: pa.Schema) -> pa.Schema:
     pa = require_pyarrow("an Iceberg target")
     if table.metadata.format_version > _VERSION:
         raise ConfigError(
-            f"target: table {name} has format-version {table.metadata.format_version}, and"
-            f" pyiceberg writes {_VERSION}: use another table"
+            f"table {name} has format-version {table.metadata.format_version}, and"
+            f" pyiceberg writes {_VERSION}: use another table",
+            option="target",
         )
     kind = table.properties.get(_FORMAT, "parquet")
     if kind.lower() != "parquet":
         raise ConfigError(
-            f"target: table {name} has the property {_FORMAT}={kind}, and pyiceberg writes Parquet:"
-            " set it to parquet"
+            f"table {name} has the property {_FORMAT}={kind}, and pyiceberg writes Parquet:"
+            " set it to parquet",
+            option="target",
         )
     for field in table.spec().fields:
         source = table.schema().find_field(field.source_id)
@@ -93,15 +96,17 @@ def check_table(table: Any, name: str, schema: pa.Schema) -> pa.Schema:
             field.transform.pyarrow_transform(source.field_type)
         except Exception as error:
             raise ConfigError(
-                f"target: table {name} is partitioned by {field.name} ({field.transform}), which"
-                f" pyiceberg cannot write: {' '.join(str(error).split())}"
+                f"table {name} is partitioned by {field.name} ({field.transform}), which"
+                f" pyiceberg cannot write: {' '.join(str(error).split())}",
+                option="target",
             ) from error
     required = {each.name for each in table.schema().fields if each.required}
     for column in sorted(required):
         if column not in schema.names or schema.field(column).nullable:
             raise ConfigError(
-                f"target: table {name} requires a value for {column}, which not every row has:"
-                " make that column optional"
+                f"table {name} requires a value for {column}, which not every row has:"
+                " make that column optional",
+                option="target",
             )
     return pa.schema([each.with_nullable(each.name not in required) for each in as_iceberg(schema)])
 
@@ -118,8 +123,9 @@ def missing(table: Any, name: str, schema: pa.Schema) -> dict[str, str]:
     for column in added:
         if column.lower() in lowered:
             raise ConfigError(
-                f'document_schema: the column "{column}" differs only in case from'
+                f'the column "{column}" differs only in case from'
                 f' "{lowered[column.lower()]}" of table {name}, which many readers do not tell'
-                " apart: call it otherwise"
+                " apart: call it otherwise",
+                option="document_schema",
             )
     return added

@@ -96,7 +96,9 @@ class ParquetTarget:
         address.allow()
         folder = address.local_path("the folder", "parquet:///folder")
         if not os.path.realpath(folder).strip("/"):
-            raise ConfigError("target: / is no folder for files: name one, as in parquet:///folder")
+            raise ConfigError(
+                "/ is no folder for files: name one, as in parquet:///folder", option="target"
+            )
         return cls(folder)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
@@ -124,8 +126,9 @@ class ParquetTarget:
             and (self._folder.with_name(name.removesuffix(SUFFIX)) / _LOCK).exists()
         ):
             raise ConfigError(
-                f"target: the folder {self._folder} is where the rejects of"
-                f" {name.removesuffix(SUFFIX)} go: use another"
+                f"the folder {self._folder} is where the rejects of"
+                f" {name.removesuffix(SUFFIX)} go: use another",
+                option="target",
             )
         taken = name_taken(str(rejects.path))
         if not rejects.path.exists():
@@ -154,8 +157,9 @@ class ParquetTarget:
         self._log.remove_unfinished(found.unfinished)
         if found.others:
             raise ConfigError(
-                f"target: folder {self._folder} has files that dcp_rs did not write, such as"
-                f" {min(found.others)}: move them, or use another folder"
+                f"folder {self._folder} has files that dcp_rs did not write, such as"
+                f" {min(found.others)}: move them, or use another folder",
+                option="target",
             )
         state = self._load(found.sizes, schema) if found.sizes else None
         self._commits = 0 if state is None else state.commits
@@ -174,8 +178,9 @@ class ParquetTarget:
         stored = footer.notes.get(_STATE.encode())
         if stored is None:
             raise ConfigError(
-                f"target: folder {self._folder} has files that dcp_rs did not write, such as"
-                f" {self._log.file(newest).name}: use another"
+                f"folder {self._folder} has files that dcp_rs did not write, such as"
+                f" {self._log.file(newest).name}: use another",
+                option="target",
             )
         have = {field.name: type_name(field.type) for field in footer.schema}
         want = {field.name: type_name(field.type) for field in schema}
@@ -196,9 +201,10 @@ class ParquetTarget:
         for name in added:
             if name.lower() in lowered:
                 raise ConfigError(
-                    f'document_schema: the column "{name}" differs only in case from'
+                    f'the column "{name}" differs only in case from'
                     f' "{lowered[name.lower()]}" of folder {self._folder}, which many readers do'
-                    " not tell apart: call it otherwise"
+                    " not tell apart: call it otherwise",
+                    option="document_schema",
                 )
 
     def _why_moved(
@@ -304,6 +310,7 @@ class ParquetTarget:
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:
     return ConfigError(
-        f"target: the folder {folder} cannot be read or written: {error.strerror or error}: mend"
-        " that and start it again, which resumes from the last commit"
+        f"the folder {folder} cannot be read or written: {error.strerror or error}: mend"
+        " that and start it again, which resumes from the last commit",
+        option="target",
     )

@@ -172,6 +172,7 @@ def _depth(text: str) -> int:
 def name_taken(table: str) -> ConfigError:
     """Returns the error for another table that has the name of the table of rejects."""
     return ConfigError(
-        f"target: {table} is where changes go that cannot be written, and it is another table: "
-        "rename it, or choose another target"
+        f"{table} is where changes go that cannot be written, and it is another table: "
+        "rename it, or choose another target",
+        option="target",
     )

@@ -104,17 +104,19 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     if state is None:
         return
     if state.mode != mode:
-        raise ConfigError(f"mode: the target is a {state.mode}, not a {mode}")
+        raise ConfigError(f"the target is a {state.mode}, not a {mode}", option="mode")
     lost = sorted(set(state.documents) - set(schema.names))
     if lost == [MALFORMED] and mode == "table":
         raise ConfigError(
-            f"on_malformed: the table has {MALFORMED}, which would no longer be updated: "
-            "set it to column, or replicate to a new table"
+            f"the table has {MALFORMED}, which would no longer be updated: "
+            "set it to column, or replicate to a new table",
+            option="on_malformed",
         )
     if lost and mode == "table":
         raise ConfigError(
-            f"document_schema: lacks {', '.join(lost)}, which the table has and which would no"
-            " longer be updated: keep it, or replicate to a new table"
+            f"lacks {', '.join(lost)}, which the table has and which would no"
+            " longer be updated: keep it, or replicate to a new table",
+            option="document_schema",
         )
 
 
@@ -130,8 +132,9 @@ def check_key(keys: Iterable[Iterable[str]], table: str) -> None:
     """
     if all(set(key) != set(IDENTITY) for key in keys):
         raise ConfigError(
-            f"target: table {table} has no primary key ({', '.join(IDENTITY)}), without which no"
-            " document can be replaced: drop it, or use another"
+            f"table {table} has no primary key ({', '.join(IDENTITY)}), without which no"
+            " document can be replaced: drop it, or use another",
+            option="target",
         )
 
 
@@ -153,8 +156,9 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     ]
     if wrong:
         raise ConfigError(
-            f"document_schema: table {table} has other types: {'; '.join(wrong)}. Nothing was "
-            "written: change the schema, or write to a new table"
+            f"table {table} has other types: {'; '.join(wrong)}. Nothing was "
+            "written: change the schema, or write to a new table",
+            option="document_schema",
         )
     return {name: kind for name, kind in want.items() if name not in have}
 
@@ -170,8 +174,9 @@ def check_fold(names: Iterable[str], library: str) -> None:
         other = seen.setdefault(name.lower(), name)
         if other != name:
             raise ConfigError(
-                f"document_schema: {other} and {name} are one column to {library}, which does not"
-                " tell capitals from small letters: leave one out"
+                f"{other} and {name} are one column to {library}, which does not"
+                " tell capitals from small letters: leave one out",
+                option="document_schema",
             )
 
 
@@ -208,8 +213,9 @@ def refuse_variants(schema: pa.Schema, library: str) -> None:
 def variant_refused(column: str, library: str) -> ConfigError:
     """Returns the error for a VARIANT column that a library cannot write."""
     return ConfigError(
-        f"document_schema: {column} is a VARIANT, which {library} cannot write: declare it as "
-        "STRING, which stores its JSON"
+        f"{column} is a VARIANT, which {library} cannot write: declare it as "
+        "STRING, which stores its JSON",
+        option="document_schema",
     )
 
 
@@ -248,13 +254,17 @@ class Address:
             ConfigError: The text is not a URL.
         """
         if "\0" in unquote(url):
-            raise ConfigError("target: has a NUL (%00), which neither paths nor names may have")
+            raise ConfigError(
+                "has a NUL (%00), which neither paths nor names may have", option="target"
+            )
         try:
             # A # is part of a path or a password, as SQL libraries take it.
             parts = urlsplit(url, allow_fragments=False)
             options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise ConfigError("target: not a URL such as duckdb:///path?table=name") from error
+            raise ConfigError(
+                "not a URL such as duckdb:///path?table=name", option="target"
+            ) from error
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
         return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
@@ -268,8 +278,9 @@ class Address:
         unknown = sorted(self.options.keys() - set(names))
         if unknown:
             raise ConfigError(
-                f"target: {self.scheme} has no option {', '.join(unknown)}; it takes "
-                f"{', '.join(names) or 'none'}"
+                f"{self.scheme} has no option {', '.join(unknown)}; it takes "
+                f"{', '.join(names) or 'none'}",
+                option="target",
             )
 
     def local_path(self, what: str, example: str) -> str:
@@ -281,11 +292,11 @@ class Address:
         """
         if self.host:
             raise ConfigError(
-                f"target: {self.host!r} is a host here: write three slashes before a path, as in "
-                f"{example}"
+                f"{self.host!r} is a host here: write three slashes before a path, as in {example}",
+                option="target",
             )
         if not self.path:
-            raise ConfigError(f"target: name {what}, as in {example}")
+            raise ConfigError(f"name {what}, as in {example}", option="target")
         return self.path
 
 
@@ -299,7 +310,9 @@ def make_folder(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
         why = (isinstance(error, OSError) and error.strerror) or error
-        raise ConfigError(f"target: the folder {folder} cannot be created: {why}") from error
+        raise ConfigError(
+            f"the folder {folder} cannot be created: {why}", option="target"
+        ) from error
 
 
 def quote(name: str) -> str:

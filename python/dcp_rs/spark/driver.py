@@ -10,7 +10,8 @@ import dcp_rs
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, is_offsets, parse_offsets
-from dcp_rs.spark.errors import SparkReadError, coded, options_as_written
+from dcp_rs.spark.errors import SparkReadError, coded
+from dcp_rs.spark.options import options_as_written
 from dcp_rs.spark.partition import Partition
 
 if TYPE_CHECKING:

@@ -36,18 +36,10 @@ def coded(error: DcpError, doing: str) -> SparkReadError:
     """Wraps an error of the engine, with its code and what was being done."""
     if isinstance(error, SparkReadError):
         return error
+    if isinstance(error, ConfigError):
+        as_written(error)
     code = f"COUCHBASE_DCP_{(error.code or 'failed').upper()}"
-    return SparkReadError(code, f"{doing}: {as_written(str(error))}")
-
-
-@contextmanager
-def options_as_written() -> Iterator[None]:
-    """Makes errors about options use their Spark names."""
-    try:
-        yield
-    except ConfigError as error:
-        error.args = (as_written(str(error)),)
-        raise
+    return SparkReadError(code, f"{doing}: {error}")
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from dcp_rs.replication.delta_files import local_folder
 from dcp_rs.replication.delta_schema import LIBRARY
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
-from dcp_rs.spark.errors import options_as_written
+from dcp_rs.spark.options import options_as_written
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -57,7 +57,9 @@ class MergeInto:
         with options_as_written():
             missing = [name for name in _NEEDED if name not in batch.schema.names]
             if missing:
-                raise ConfigError(f"columns: merge_into needs {', '.join(missing)} as well")
+                raise ConfigError(
+                    f"merge_into needs {', '.join(missing)} as well", option="columns"
+                )
             for field in batch.schema:
                 if _VARIANT.search(field.dataType.json()):
                     raise variant_refused(field.name, LIBRARY)
@@ -94,8 +96,9 @@ class MergeInto:
                 else "document_schema"
             )
             raise ConfigError(
-                f"{option}: lacks {', '.join(lost)}, which table {self._location} has and which "
-                "would no longer be updated: keep it, or start a new table with a new checkpoint"
+                f"lacks {', '.join(lost)}, which table {self._location} has and which "
+                "would no longer be updated: keep it, or start a new table with a new checkpoint",
+                option=option,
             )
         table.check(rows.schema)
         self._check_unmoved(table)
@@ -115,8 +118,9 @@ class MergeInto:
 
     def _has_moved(self, why: str) -> ConfigError:
         return ConfigError(
-            f"merge_into: table {self._location} is not as this query left it, since {why}: start "
-            "a new table with a new checkpoint"
+            f"table {self._location} is not as this query left it, since {why}: start "
+            "a new table with a new checkpoint",
+            option="merge_into",
         )
 
     def _is_due(self, batch_id: int, before: int | None) -> bool:
@@ -124,8 +128,9 @@ class MergeInto:
         last = -1 if before is None else before
         if batch_id > last + 1:
             raise ConfigError(
-                f"merge_into: table {self._location} lacks the batches of this query before "
-                f"{batch_id}: start a new table with a new checkpoint"
+                f"table {self._location} lacks the batches of this query before "
+                f"{batch_id}: start a new table with a new checkpoint",
+                option="merge_into",
             )
         return batch_id > last
 
@@ -135,7 +140,8 @@ def _query_of(batch: DataFrame) -> str:
     query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
     if not query:
         raise ConfigError(
-            "merge_into: works only in foreachBatch of a streaming query, without Spark Connect"
+            "works only in foreachBatch of a streaming query, without Spark Connect",
+            option="merge_into",
         )
     return query
 
@@ -151,12 +157,16 @@ def _check_rows(changes: pa.Table) -> None:
     if not (pa.types.is_string(kinds["key"]) or pa.types.is_binary(kinds["key"])):
         wrong.append("key")
     if wrong:
-        raise ConfigError(f"merge_into: {', '.join(wrong)} must have the types of the source")
+        raise ConfigError(
+            f"{', '.join(wrong)} must have the types of the source", option="merge_into"
+        )
     if not pc.all(pc.is_in(changes["op"], pa.array(_OPS)), min_count=0).as_py():
-        raise ConfigError(f"merge_into: op must be one of {', '.join(_OPS)} in every row")
+        raise ConfigError(f"op must be one of {', '.join(_OPS)} in every row", option="merge_into")
     is_keyless = pc.and_(pc.is_null(changes["key"]), pc.not_equal(changes["op"], "rollback"))
     if pc.any(is_keyless, min_count=0).as_py():
-        raise ConfigError("merge_into: key is null in a row, which could not be found again")
+        raise ConfigError(
+            "key is null in a row, which could not be found again", option="merge_into"
+        )
 
 
 def _removals(changes: pa.Table) -> list[str]:
@@ -171,9 +181,10 @@ def _removals(changes: pa.Table) -> list[str]:
     for row in rollbacks.select(["vbucket", "epoch", "seqno"]).to_pylist():
         if row["seqno"]:
             raise ConfigError(
-                f"on_rollback: vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
+                f"vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
                 "and documents overwritten above it would be missing from the table: set it to "
-                "resync, and restart the query from its checkpoint"
+                "resync, and restart the query from its checkpoint",
+                option="on_rollback",
             )
         by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
     return [f"epoch < {epoch} AND {vbuckets_in(vbuckets)}" for epoch, vbuckets in by_epoch.items()]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from datetime import datetime
 from pathlib import Path
@@ -159,15 +159,14 @@ class ReadOptions:
             _checks.text("options", given)
             name = names.get(given.lower())
             if name is None:
-                raise ConfigError(
-                    _unknown(given, sorted({_camel(each) for each in names.values()}))
-                )
+                known = sorted({_camel(each) for each in names.values()})
+                raise ConfigError(_unknown(given, known), option=given)
             if name in values:
-                raise ConfigError(f"option {_camel(name)} is given twice")
+                raise ConfigError("is given twice", option=_camel(name))
             if value is not None:
                 values[name] = _PARSERS.get(name, _text)(_camel(name), value)
         if "connection_string" not in values:
-            raise ConfigError("option connectionString is missing")
+            raise ConfigError("is missing", option="connectionString")
         values.setdefault("bucket", _bucket_in(str(values["connection_string"])))
         parsed = cls(**values)  # type: ignore[arg-type]  # each parser returns its field's type
         parsed._check()
@@ -175,14 +174,14 @@ class ReadOptions:
 
     def _check(self) -> None:
         if not self.bucket:
-            raise ConfigError("option bucket is missing")
+            raise ConfigError("is missing", option="bucket")
         sources = [self.password, self.password_file, self.password_env]
         if sum(source is not None for source in sources) > 1:
-            raise ConfigError("give one of the options password, passwordFile and passwordEnv")
-        try:
+            raise ConfigError(
+                "give one of them", option=("password", "passwordFile", "passwordEnv")
+            )
+        with options_as_written():
             _dcp_rs.check_stream(self.stream())
-        except ConfigError as error:
-            raise ConfigError(as_written(str(error))) from None
 
     def connection(self) -> ConnectionOptions:
         """Returns the connection options.
@@ -229,7 +228,9 @@ class ReadOptions:
             }
             for option, needs in needs_documents.items():
                 if needs:
-                    raise ConfigError(f"{option}: needs documents: leave includeValue=false out")
+                    raise ConfigError(
+                        "needs documents: leave includeValue=false out", option=option
+                    )
             columns = [name for name in named if name != "value"]
         return {
             "columns": columns,
@@ -264,12 +265,12 @@ class ReadOptions:
             try:
                 text = Path(self.password_file).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(f"option passwordFile: {error}") from error
+                raise ConfigError(str(error), option="passwordFile") from error
             return text.removesuffix("\n").removesuffix("\r")
         if self.password_env is not None:
             found = os.environ.get(self.password_env)
             if found is None:
-                raise ConfigError(f"option passwordEnv: {self.password_env} is not set")
+                raise ConfigError(f"{self.password_env} is not set", option="passwordEnv")
             return found
         return self.password
 
@@ -279,26 +280,37 @@ def _camel(name: str) -> str:
     return first + "".join(word.capitalize() for word in rest)
 
 
-def as_written(text: str) -> str:
-    """Returns an error's text with options called as they are here; what is quoted stays."""
+@contextmanager
+def options_as_written() -> Iterator[None]:
+    """Makes errors about options use their Spark names."""
+    try:
+        yield
+    except ConfigError as error:
+        as_written(error)
+        raise
+
+
+def as_written(error: ConfigError) -> None:
+    """Makes an error use the Spark names of options."""
     names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
-    names["buffer_size"] = "flowControlBufferBytes"
-    names |= {"max_rows": "batchRows", "max_bytes": "batchBytes"}
-    return _QUOTED_OR_NAME.sub(lambda found: names.get(found[0], found[0]), text)
-
-
-_QUOTED_OR_NAME = re.compile(r'"[^"]*"|\b[a-z]+(?:_[a-z]+)+\b')
+    names |= {
+        "buffer_size": "flowControlBufferBytes",
+        "max_bytes": "batchBytes",
+        "max_rows": "batchRows",
+        "prefix": "documentPrefix",
+    }
+    error._rename(names)  # noqa: SLF001
 
 
 def _unknown(given: str, known: list[str]) -> str:
     if given.lower() == "scope":
         # Couchbase's own connector has this option.
-        return f"there is no option {given}: choose all collections of one with collections=name.*"
+        return "there is no such option: choose all collections of one with collections=name.*"
     lower = {name.lower(): name for name in known}
     # As in the engine: what is not similar would mislead.
     nearest = difflib.get_close_matches(given.lower(), lower, n=1, cutoff=0.7)
     hint = f"; did you mean {lower[nearest[0]]}?" if nearest else ""
-    return f"there is no option {given}{hint}"
+    return f"there is no such option{hint}"
 
 
 def _bucket_in(connection_string: str) -> str:
@@ -308,12 +320,12 @@ def _bucket_in(connection_string: str) -> str:
 
 
 def _wrong(name: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"option {name}: {str(value)!r} is not {expected}")
+    return ConfigError(f"{str(value)!r} is not {expected}", option=name, value=value)
 
 
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
-        raise _wrong(name, type(value).__name__, "text")
+        raise _checks.wrong_type(name, value, "text")
     return value
 
 
@@ -322,10 +334,8 @@ def _document_schema(name: str, value: object) -> str:
     simple = getattr(value, "simpleString", None)
     if callable(simple):
         return _text(name, simple())
-    try:
+    with options_as_written():
         return as_ddl(value) or ""
-    except ConfigError as error:
-        raise ConfigError(as_written(str(error))) from error
 
 
 def _boolean(name: str, value: object) -> bool:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import dcp_rs
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import SparkReadError, options_as_written
-from dcp_rs.spark.options import ReadOptions
+from dcp_rs.spark.errors import SparkReadError
+from dcp_rs.spark.options import ReadOptions, options_as_written
 from dcp_rs.spark.partition import Partitions
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def batch_partitions(options: ReadOptions) -> Partitions:
             driver.parse(options.ending_offsets),
         )
         if isinstance(until, dcp_rs.Checkpoint):
-            raise ConfigError("option endingOffsets: takes offsets, not a checkpoint")
+            raise ConfigError("takes offsets, not a checkpoint", option="endingOffsets")
         end = driver.end(start, None, until)
         _check_end(options, end, until)
         return Partitions(driver.partitions(start, end))
@@ -90,7 +90,7 @@ def _last(options: ReadOptions) -> Partitions:
 
 def _check_start(options: ReadOptions) -> None:
     if options.starting_offsets == "latest":
-        raise ConfigError("option startingOffsets: a read up to now cannot start at latest")
+        raise ConfigError("a read up to now cannot start at latest", option="startingOffsets")
 
 
 def _start(driver: Driver, where: str) -> Offsets | dcp_rs.Checkpoint:

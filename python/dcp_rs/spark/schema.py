@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Self
 import dcp_rs
 from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark.errors import options_as_written
-from dcp_rs.spark.options import ReadOptions
+from dcp_rs.spark.options import ReadOptions, options_as_written
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -77,7 +76,7 @@ class Projection:
         """
         names = tuple(field.name for field in wanted)
         if not names:
-            raise ConfigError("schema: names no column")
+            raise ConfigError("names no column", option="schema")
         given = schema(options)
         projected = _reduced(options, names)
         read = given if tuple(given.names) == names else schema(projected)
@@ -85,11 +84,12 @@ class Projection:
         for field, known in zip(wanted, table, strict=True):
             if field.dataType != known.dataType:
                 raise ConfigError(
-                    f"schema: column {field.name} is {known.dataType.simpleString()}, not "
-                    f"{field.dataType.simpleString()}; cast it after loading"
+                    f"column {field.name} is {known.dataType.simpleString()}, not "
+                    f"{field.dataType.simpleString()}; cast it after loading",
+                    option="schema",
                 )
             if known.nullable and not field.nullable:
-                raise ConfigError(f"schema: column {field.name} may be null")
+                raise ConfigError(f"column {field.name} may be null", option="schema")
         nullable = frozenset(
             field.name
             for field, known in zip(wanted, table, strict=True)

@@ -110,8 +110,9 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 initial = driver.parse(where)
                 if isinstance(initial, dcp_rs.Checkpoint):
                     raise ConfigError(
-                        "option startingOffsets: a stream cannot start at a checkpoint: read from "
-                        "it with partitions(options, since=...), and start at the end of those"
+                        "a stream cannot start at a checkpoint: read from "
+                        "it with partitions(options, since=...), and start at the end of those",
+                        option="startingOffsets",
                     )
                 self._initial = initial
         return self._initial
@@ -205,8 +206,9 @@ class CouchbaseDcpDataSource(api.DataSource):
         with options_coded():
             if any(name.lower() == "endingoffsets" for name in self.options):
                 raise ConfigError(
-                    "option endingOffsets: a stream has no end; use trigger(availableNow=True) to "
-                    "read what is there now, or spark.read"
+                    "a stream has no end; use trigger(availableNow=True) to "
+                    "read what is there now, or spark.read",
+                    option="endingOffsets",
                 )
         return CouchbaseDcpStreamReader(self._project(schema))
 

@@ -221,7 +221,9 @@ class EmbeddedCluster(Documents, Control):
         if tls:
             address = self.tls_connection_string
             if address is None:
-                raise ConfigError("tls: start the cluster with tls=True to connect over TLS")
+                raise ConfigError(
+                    "start the cluster with tls=True to connect over TLS", option="tls"
+                )
             chosen = {"connection_string": address, "tls_ca": self.ca_file}
         if options.get("password_file") is not None:
             chosen["password"] = None

@@ -370,7 +370,7 @@ class Control:
         try:
             text = json.dumps([dict(cast("Mapping[str, object]", rule)) for rule in given])
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"rules: are not JSON: {error}") from error
+            raise ConfigError(f"are not JSON: {error}", option="rules") from error
         self._inner.set_faults(text)
 
     def faults(self) -> list[dict[str, Any]]:

@@ -205,7 +205,7 @@ def _json(option: str, value: object) -> str:
     try:
         return json.dumps(value, separators=(",", ":"), allow_nan=False, default=_as_dict)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{option}: is not JSON: {error}") from error
+        raise ConfigError(f"is not JSON: {error}", option=option) from error
 
 
 def _as_dict(value: object) -> dict[object, object]:

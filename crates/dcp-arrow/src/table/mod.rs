@@ -197,14 +197,15 @@ impl fmt::Debug for TableSchema {
 fn check(options: &TableOptions) -> Result<(), SchemaError> {
     let decodes = options.document_schema.is_some();
     let formats = options.value_format != ValueFormat::Binary;
-    let contradiction = if !options.document_prefix.is_empty() && !decodes {
-        "document_schema: a prefix needs a schema: give one, or leave the prefix out"
+    let (options, problem): (&[_], _) = if !options.document_prefix.is_empty() && !decodes {
+        (&["document_schema"], "a prefix needs a schema: give one, or leave the prefix out")
     } else if options.on_malformed != OnMalformed::Null && !decodes && !formats {
-        "on_malformed: documents are not decoded: give document_schema, or another value_format"
+        let problem = "documents are not decoded: give their schema, or another format of values";
+        (&["on_malformed"], problem)
     } else {
         return Ok(());
     };
-    Err(SchemaError::Contradiction(contradiction))
+    Err(SchemaError::Contradiction { options, problem })
 }
 
 /// Names of the documents' columns.
@@ -257,9 +258,10 @@ fn named(
     }
     if options.value_format != ValueFormat::Binary && !slots.contains(&Slot::Change(Column::Value))
     {
-        return Err(SchemaError::Contradiction(
-            "columns: value_format applies to the column value: name it, or leave value_format out",
-        ));
+        return Err(SchemaError::Contradiction {
+            options: &["columns", "value_format"],
+            problem: "a format applies to the column value: name it, or leave the format out",
+        });
     }
     Ok(slots)
 }
@@ -271,16 +273,19 @@ fn slot(name: &str, documents: &[String], options: &TableOptions) -> Result<Slot
     if name == MALFORMED_FIELDS {
         return match has_notes(options) {
             true => Ok(Slot::MalformedFields),
-            false => Err(SchemaError::Excluded {
-                column: MALFORMED_FIELDS,
-                option: "a document_schema with on_malformed=null",
+            false => Err(SchemaError::Contradiction {
+                options: &["columns", "document_schema", "on_malformed"],
+                problem: "\"_malformed_fields\" needs a schema of documents and 'null'",
             }),
         };
     }
     if name == MALFORMED {
         return match options.on_malformed {
             OnMalformed::Column => Ok(Slot::Malformed),
-            _ => Err(SchemaError::Excluded { column: MALFORMED, option: "on_malformed=column" }),
+            _ => Err(SchemaError::Contradiction {
+                options: &["columns", "on_malformed"],
+                problem: "\"_malformed\" needs 'column'",
+            }),
         };
     }
     match Column::from_name(name) {

@@ -58,9 +58,9 @@ impl Bucket {
     /// Connects to the first node that answers and learns the bucket from it.
     pub(crate) async fn connect(connector: Connector) -> Result<Self, Error> {
         if connector.bucket().is_none() {
-            let message =
-                "bucket: name one here or in the connection string, as in couchbase://host/bucket";
-            return Err(Error::new(ErrorKind::Config, message));
+            let problem =
+                "name one here or in the connection string, as in couchbase://host/bucket";
+            return Err(Error::option(&["bucket"], problem));
         }
         let connected = connector.connect_any().await.map_err(|error| connector.explain(error))?;
         let Connected { outcome, address, .. } = connected;
@@ -484,21 +484,29 @@ fn without_address(
     })?;
     let name = node.hostname();
     let is_there = |network, is_tls| node.data_address(network, is_tls).is_some();
-    let message = match network {
-        _ if is_tls && is_there(network, false) => format!(
-            "node {name} has no TLS port for the data service in the cluster map: enable TLS \
-             there, or use couchbase://"
-        ),
-        Network::External => format!(
-            "node {name} has no address on the network 'external': give it an alternate address \
-             (couchbase-cli setting-alternate-address), or use network=\"default\""
-        ),
-        Network::Default => format!(
-            "node {name} has no port for the data service on the network 'default': use \
-             network=\"external\" if it has an alternate address"
-        ),
-    };
-    Some(Error::new(ErrorKind::Config, message))
+    Some(match network {
+        _ if is_tls && is_there(network, false) => {
+            let problem = format!(
+                "node {name} has no TLS port for the data service in the cluster map: enable TLS \
+                 there, or use couchbase://"
+            );
+            Error::option(&["connection_string"], problem)
+        }
+        Network::External => {
+            let problem = format!(
+                "node {name} has no address on 'external': give it an alternate address \
+                 (couchbase-cli setting-alternate-address), or use 'default'"
+            );
+            Error::option(&["network"], problem).with_value("external")
+        }
+        Network::Default => {
+            let problem = format!(
+                "node {name} has no port for the data service on 'default': use 'external' if it \
+                 has an alternate address"
+            );
+            Error::option(&["network"], problem).with_value("default")
+        }
+    })
 }
 
 #[cfg(test)]

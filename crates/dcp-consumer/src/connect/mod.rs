@@ -88,7 +88,7 @@ impl Connector {
     pub fn new(options: ConnectOptions) -> Result<Self, Error> {
         let connection_string: ConnectionString = options.connection_string.parse().map_err(
             |error: dcp_proto::topology::InvalidConnectionString| {
-                Error::new(ErrorKind::Config, error.to_string())
+                Error::option(&["connection_string"], error.to_string())
             },
         )?;
         check(&options, &connection_string)?;
@@ -318,50 +318,50 @@ impl Connector {
 }
 
 fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Result<(), Error> {
-    let wrong = |message: &str| Err(Error::new(ErrorKind::Config, message));
+    let wrong = |options, problem: &str| Err(Error::option(options, problem));
     if let (Some(option), Some(written)) = (&options.bucket, connection_string.bucket())
         && option != written
     {
-        return wrong(
-            "the connection string names a different bucket than the options: name it once",
-        );
+        return wrong(&["bucket", "connection_string"], "name different buckets: name it once");
     }
     if options.bucket.as_deref() == Some("") {
-        return wrong("the bucket name is empty");
+        return wrong(&["bucket"], "must not be empty");
     }
     if options.dialer.is_some() && connection_string.scheme().is_tls() {
-        return wrong("a dialer makes connections without TLS: use couchbase://");
+        return wrong(&["dialer"], "makes connections without TLS: use couchbase://");
     }
     if let Some(mechanisms) = &options.sasl_mechanisms {
         if mechanisms.is_empty() {
-            return wrong("sasl_mechanisms is empty: name one, or leave it out");
+            return wrong(&["sasl_mechanisms"], "names none: name one, or leave it out");
         }
         let reveals = mechanisms.iter().any(|mechanism| mechanism.reveals_password());
         if reveals && !connection_string.scheme().is_tls() {
             return wrong(
-                "sasl_mechanisms names PLAIN, which would send the password unencrypted: use \
-                 couchbases://",
+                &["sasl_mechanisms"],
+                "PLAIN would send the password unencrypted: use couchbases://",
             );
         }
     }
     if options.connect_timeout.is_zero() {
-        return wrong("the connect timeout must be more than zero");
+        return wrong(&["connect_timeout"], "must be more than zero");
     }
     let certificate = options.tls.client_certificate.is_some();
     match (&options.credentials, certificate) {
         (None, false) => wrong(
-            "no user is given: pass username and password, or with couchbases:// a client \
-             certificate (tls_certificate, tls_key)",
+            &["username"],
+            "no user is given: pass one and a password, or with couchbases:// a client \
+             certificate and its key",
         ),
         (Some(_), true) => wrong(
-            "username, tls_certificate: give either a user name and password or a client \
-                 certificate, not both",
+            &["username", "tls_certificate"],
+            "give either a user name and password or a client certificate, not both",
         ),
         (None, true) if !connection_string.scheme().is_tls() => {
-            wrong("tls_certificate: a client certificate needs couchbases://")
+            wrong(&["tls_certificate"], "a client certificate needs couchbases://")
         }
         _ if options.tls.ca.is_some() && !connection_string.scheme().is_tls() => wrong(
-            "tls_ca: a CA certificate is given but the connection would not be encrypted: use \
+            &["tls_ca"],
+            "a CA certificate is given but the connection would not be encrypted: use \
              couchbases://",
         ),
         _ => Ok(()),
@@ -378,8 +378,8 @@ fn network(
         Some("default") => Ok(NetworkSelection::Fixed(Network::Default)),
         Some("external") => Ok(NetworkSelection::Fixed(Network::External)),
         Some(_) => {
-            let message = "network in the connection string must be auto, default or external";
-            Err(Error::new(ErrorKind::Config, message))
+            let problem = "its network must be auto, default or external";
+            Err(Error::option(&["connection_string"], problem))
         }
     }
 }
@@ -444,9 +444,9 @@ async fn encrypt(
     stream: TcpStream,
 ) -> Result<tokio_rustls::client::TlsStream<TcpStream>, Error> {
     let name = ServerName::try_from(address.host.clone()).map_err(|error| {
-        let message =
+        let problem =
             format!("'{}' is not a host name that a certificate can contain", address.host);
-        Error::new(ErrorKind::Config, message).with_source(error)
+        Error::option(&["connection_string"], problem).with_source(error)
     })?;
     tls.connect(name, stream).await.map_err(|error| {
         let message = format!("TLS handshake with {address} failed: {}", tls::advice(&error));

@@ -199,7 +199,7 @@ async fn listed(
 /// come from nodes that no longer belong to the cluster.
 fn none_can_be_used(mut failed: Vec<(Address, Error)>) -> Error {
     if failed.len() <= 1 {
-        let none = || Error::new(ErrorKind::Config, "the connection string names no host");
+        let none = || Error::option(&["connection_string"], "names no host");
         return failed.pop().map_or_else(none, |(_, error)| error);
     }
     let said = |(address, error): &(Address, Error)| {

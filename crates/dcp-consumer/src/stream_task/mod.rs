@@ -464,8 +464,7 @@ impl<S: BatchSink> StreamTask<S> {
             }
             Dropped::All if self.placement.complete_refused() => Ok(true),
             Dropped::All => {
-                let message = "the scope or collections that the filter names were dropped";
-                Err(Error::new(ErrorKind::Config, message))
+                Err(Error::option(&["collections"], "the scope or collections were dropped"))
             }
         }
     }

@@ -262,7 +262,7 @@ async fn node_without_an_address_on_the_network_is_named() {
         |network| Client::connect(options(format!("couchbase://{service}?network={network}")));
     let error = with("external").await.unwrap_err();
     assert_error(&error, ErrorKind::Config, "inside-2");
-    for part in ["'external'", "network=\"default\"", "alternate address"] {
+    for part in ["'external'", "'default'", "alternate address"] {
         assert!(error.to_string().contains(part), "{error}");
     }
     let client = with("default").await.unwrap();
@@ -293,10 +293,10 @@ fn connect_options_that_are_wrong_are_refused_before_anything_is_sent() {
     for (error, says) in [
         (with("localhost", &|_| {}), "couchbase://"),
         (with("couchbase://h:8091", &|_| {}), "cluster manager"),
-        (with("couchbase://h/other", &|_| {}), "different bucket"),
+        (with("couchbase://h/other", &|_| {}), "different buckets"),
         (with("couchbase://h?network=moon", &|_| {}), "network"),
         (with("couchbase://h", &|o| o.bucket = Some(String::new())), "empty"),
-        (with("couchbase://h", &|o| o.credentials = None), "pass username and password"),
+        (with("couchbase://h", &|o| o.credentials = None), "pass one and a password"),
         (with("couchbase://h", &|o| o.connect_timeout = Duration::ZERO), "timeout"),
         (with("couchbases://h", &|o| o.tls.client_certificate = certificate()), "not both"),
         (

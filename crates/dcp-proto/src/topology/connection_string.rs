@@ -40,18 +40,18 @@ impl Scheme {
 pub enum InvalidConnectionString {
     /// The scheme is neither `couchbase` nor `couchbases`.
     #[error(
-        "connection string must start with couchbase:// or couchbases:// (http addresses of the \
+        "must start with couchbase:// or couchbases:// (http addresses of the \
          web console do not work: use the data service, port 11210 or 11207)"
     )]
     Scheme,
     /// A user name or password is in it.
-    #[error("connection string must not hold a user name or password: pass them as credentials")]
+    #[error("must not hold a user name or password: pass them as credentials")]
     Credentials,
     /// There is no host in it, or an empty one.
-    #[error("connection string has an empty host: write couchbase://host1,host2")]
+    #[error("has an empty host: write couchbase://host1,host2")]
     EmptyHost,
     /// A port is not a number from 1 to 65535.
-    #[error("connection string has a port that is not a number from 1 to 65535")]
+    #[error("has a port that is not a number from 1 to 65535")]
     Port,
     /// The port is the web console's, which does not speak the protocol.
     #[error(
@@ -61,12 +61,12 @@ pub enum InvalidConnectionString {
     ManagerPort(u16),
     /// An IPv6 literal lacks one or both brackets, or the brackets contain something else.
     #[error(
-        "connection string has an IPv6 address without brackets, or brackets around something \
+        "has an IPv6 address without brackets, or brackets around something \
          else: write [::1]:11210"
     )]
     Ipv6,
     /// A host has a character that is not allowed in names.
-    #[error("connection string has a host with a bracket, a space or a control character in it")]
+    #[error("has a host with a bracket, a space or a control character in it")]
     Host,
     /// A `%` is not followed by two hexadecimal digits, or the decoded text is not UTF-8.
     #[error("connection string has an invalid percent escape")]

@@ -63,7 +63,7 @@ impl WriteArgs {
             .map(|(name, json)| Xattr { name: name.as_bytes(), value: json.as_bytes() });
         let mut section = BytesMut::new();
         xattr::encode(pairs, &mut section)
-            .map_err(|error| Failure::new(Kind::Config, format!("xattrs: {error}")))?;
+            .map_err(|error| Failure::option(&["xattrs"], error.to_string()))?;
         section.put_slice(&value);
         let body = dcp_producer::datatype_of(&value);
         options.datatype = Some(body.with(Datatype::XATTR));

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use dcp_producer::{NodeCertificate, ProducerOptions, TlsOptions, User};
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 
-use crate::arguments::{Arguments, DAY, config};
+use crate::arguments::{Arguments, DAY, conflict, invalid};
 
 const SIZES: std::ops::RangeInclusive<u64> = 0..=i64::MAX as u64;
 const PORTS: std::ops::RangeInclusive<u64> = 0..=u16::MAX as u64;
@@ -33,8 +33,10 @@ pub(crate) fn cluster(arguments: &Arguments<'_>) -> PyResult<ProducerOptions> {
         options.users = given.try_iter()?.map(|each| user(each?)).collect::<PyResult<_>>()?;
     }
     let host = arguments.text("host", &options.host.to_string())?;
-    options.host =
-        host.parse().map_err(|_| config("host: must be an IP address, such as 127.0.0.1"))?;
+    options.host = host.parse().map_err(|_| {
+        let value = PyString::new(arguments.py(), &host);
+        invalid("host", "must be an IP address, such as 127.0.0.1", value.as_any())
+    })?;
     options.port = arguments.integer("port", options.port, PORTS)?;
     options.management_port =
         arguments.integer("management_port", options.management_port, PORTS)?;
@@ -91,7 +93,7 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
     let mut tls = TlsOptions::default();
     tls.require_client_certificate = arguments.flag("tls_client_required", false)?;
     if chain.is_some() != key.is_some() {
-        return Err(config("tls_certificate, tls_key: give both or neither"));
+        return Err(conflict(&["tls_certificate", "tls_key"], "give both or neither"));
     }
     let needs_tls = [
         ("tls_port", port != 0),
@@ -100,10 +102,13 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
         ("tls_client_required", tls.require_client_certificate),
     ];
     if let Some((option, _)) = needs_tls.iter().find(|(_, is_given)| *is_given && !is_on) {
-        return Err(config(format!("{option}: needs tls=True")));
+        return Err(conflict(&[option, "tls"], "the first needs the second"));
     }
     if tls.require_client_certificate && client_ca.is_none() {
-        return Err(config("tls_client_required: needs tls_client_ca"));
+        return Err(conflict(
+            &["tls_client_required", "tls_client_ca"],
+            "the first needs the second",
+        ));
     }
     if let (Some(chain), Some(key)) = (chain, key) {
         let chain = read("tls_certificate", &chain)?;
@@ -115,6 +120,7 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
 
 /// The text of a file given as an option.
 fn read(option: &str, path: &Path) -> PyResult<String> {
-    std::fs::read_to_string(path)
-        .map_err(|error| config(format!("{option}: {} could not be read: {error}", path.display())))
+    std::fs::read_to_string(path).map_err(|error| {
+        conflict(&[option], format!("{} could not be read: {error}", path.display()))
+    })
 }

@@ -77,27 +77,31 @@ def resolve(session: Session, name: str) -> Relation:
     parts = name.split(".")
     if len(parts) > 2 or not all(parts) or "\0" in name:
         raise ConfigError(
-            f"target: {name!r} names no table: write table or schema.table, without other dots"
+            f"{name!r} names no table: write table or schema.table, without other dots",
+            option="target",
         )
     found = session.run(f"WITH given AS (SELECT $1::text AS name) {_RESOLVED}", name)
     _, oid, kind, schema, relname = found[0]
     if schema is None:
         raise ConfigError(
-            f"target: no schema of search_path exists, so none for table {name}: create one, or "
-            "write schema.table"
+            f"no schema of search_path exists, so none for table {name}: create one, or "
+            "write schema.table",
+            option="target",
         )
     if oid is None and not session.run("SELECT 1 FROM pg_namespace WHERE nspname = $1", schema):
         raise ConfigError(
-            f"target: the schema {schema} of table {name} does not exist: create it with CREATE "
-            "SCHEMA, or use another"
+            f"the schema {schema} of table {name} does not exist: create it with CREATE "
+            "SCHEMA, or use another",
+            option="target",
         )
     if kind not in {None, "r", "p"}:
         raise ConfigError(
-            f"target: {name} is {_KINDS.get(kind, 'no table')}, which cannot be kept in step: "
-            "choose another name"
+            f"{name} is {_KINDS.get(kind, 'no table')}, which cannot be kept in step: "
+            "choose another name",
+            option="target",
         )
     if relname == STATES or relname.startswith(PREFIX):
-        raise ConfigError(f"target: dcp_rs needs the name {relname} itself: use another")
+        raise ConfigError(f"dcp_rs needs the name {relname} itself: use another", option="target")
     return Relation(schema, relname, oid, kind)
 
 
@@ -132,14 +136,16 @@ def check_new_name(session: Session, states: str, relation: Relation, name: str)
     limit = identifier_limit(session) - len(SUFFIX)
     if any(_bytes(part) > limit for part in name.split(".")):
         raise ConfigError(
-            f"target: PostgreSQL would cut the name {name} or that of its table of rejects: "
-            f"choose one of at most {limit} bytes"
+            f"PostgreSQL would cut the name {name} or that of its table of rejects: "
+            f"choose one of at most {limit} bytes",
+            option="target",
         )
     if relation.name.endswith(SUFFIX):
         owner = relation._replace(name=relation.name.removesuffix(SUFFIX))
         if names_of(session, states, owner):
             raise ConfigError(
-                f"target: {name} is the table of rejects of {owner.name}: choose another name"
+                f"{name} is the table of rejects of {owner.name}: choose another name",
+                option="target",
             )
 
 
@@ -153,8 +159,9 @@ def check_columns(session: Session, columns: Iterable[str]) -> None:
     for name in columns:
         if not name or "\0" in name or name in _SYSTEM_COLUMNS or _bytes(name) > limit:
             raise ConfigError(
-                f"document_schema: PostgreSQL takes no column {name!r}: it must have 1 to {limit} "
-                "bytes, no NUL, and not be one of the system's own: rename it, or give a prefix"
+                f"PostgreSQL takes no column {name!r}: it must have 1 to {limit} "
+                "bytes, no NUL, and not be one of the system's own: rename it, or give a prefix",
+                option="document_schema",
             )
 
 
@@ -203,13 +210,15 @@ def check_additions(columns: dict[str, Column], ours: Collection[str], table: st
     for name, column in columns.items():
         if name in ours and column.is_computed:
             raise ConfigError(
-                f"target: column {name} of table {table} is generated, so that nothing can be "
-                "written to it: drop it, or use another table"
+                f"column {name} of table {table} is generated, so that nothing can be "
+                "written to it: drop it, or use another table",
+                option="target",
             )
         if name not in ours and column.is_required:
             raise ConfigError(
-                f"target: column {name} of table {table} takes no null and has no default, so no "
-                "row could be added: give it a default"
+                f"column {name} of table {table} takes no null and has no default, so no "
+                "row could be added: give it a default",
+                option="target",
             )
 
 
@@ -229,13 +238,15 @@ def check_rules(session: Session, oid: int, table: str, *, removes: bool) -> Non
         "SELECT rulename::text FROM pg_rewrite WHERE ev_class = $1::bigint::oid", oid
     ):
         raise ConfigError(
-            f"target: table {table} has the rule {rule}, which rewrites what is written: drop it, "
-            "or make it a trigger"
+            f"table {table} has the rule {rule}, which rewrites what is written: drop it, "
+            "or make it a trigger",
+            option="target",
         )
     if session.run("SELECT row_security_active($1::bigint::oid)", oid)[0][0]:
         raise ConfigError(
-            f"target: row-level security of table {table} applies to this role, which hides rows: "
-            "give the role BYPASSRLS, or let the owner of the table replicate"
+            f"row-level security of table {table} applies to this role, which hides rows: "
+            "give the role BYPASSRLS, or let the owner of the table replicate",
+            option="target",
         )
     if not removes:
         return
@@ -245,8 +256,9 @@ def check_rules(session: Session, oid: int, table: str, *, removes: bool) -> Non
         oid,
     ):
         raise ConfigError(
-            f"target: the foreign key {key} of {other} keeps rows of table {table} from being "
-            "removed: make it ON DELETE CASCADE or SET NULL, or drop it"
+            f"the foreign key {key} of {other} keeps rows of table {table} from being "
+            "removed: make it ON DELETE CASCADE or SET NULL, or drop it",
+            option="target",
         )
 
 

@@ -63,8 +63,8 @@ class States:
         schema = session.run("SELECT current_schema()::text")[0][0]
         if schema is None:
             raise ConfigError(
-                f"target: no schema of search_path exists, so none for the table {STATES}: create "
-                "one"
+                f"no schema of search_path exists, so none for the table {STATES}: create one",
+                option="target",
             )
         self.schema = schema
         self.table = qualified(schema, STATES)
@@ -103,8 +103,9 @@ class States:
         names = names_of(self._session, self.table, relation)
         if len(names) > 1:
             raise ConfigError(
-                f"target: {' and '.join(sorted(names))} are the same table, and each has a state: "
-                f"keep the row of {self.table} that is right, and delete the other"
+                f"{' and '.join(sorted(names))} are the same table, and each has a state: "
+                f"keep the row of {self.table} that is right, and delete the other",
+                option="target",
             )
         if not names:
             self._refuse_elsewhere(relation, given)
@@ -138,8 +139,9 @@ class States:
                 statement = f"SELECT 1 FROM {qualified(schema, STATES)} WHERE table_name = $1"  # noqa: S608
                 if self._session.run(statement, name):
                     raise ConfigError(
-                        f"target: the state of table {given} is in {schema}.{STATES}: put {schema}"
-                        " first in search_path"
+                        f"the state of table {given} is in {schema}.{STATES}: put {schema}"
+                        " first in search_path",
+                        option="target",
                     )
 
     def fence(self, name: str, state: State) -> None:

@@ -84,7 +84,8 @@ class Table:
         else:
             if not is_known and self._session.run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
                 raise ConfigError(
-                    f"target: table {self._name} has rows that dcp_rs did not write: use another"
+                    f"table {self._name} has rows that dcp_rs did not write: use another",
+                    option="target",
                 )
             self._check(oid, want)
             self.rows = self._count(table)
@@ -145,8 +146,9 @@ class Table:
     def _create_rejects(self) -> None:
         if len(self._relation.rejects.encode()) > identifier_limit(self._session):
             raise ConfigError(
-                f"target: PostgreSQL would cut the name {self._relation.rejects} of the table of "
-                "rejects: give the table a shorter name, or set on_error to fail"
+                f"PostgreSQL would cut the name {self._relation.rejects} of the table of "
+                "rejects: give the table a shorter name, or set on_error to fail",
+                option="target",
             )
         if relation_of(self._session, self._relation.schema, self._relation.rejects) is not None:
             raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")

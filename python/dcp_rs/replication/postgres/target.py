@@ -73,8 +73,9 @@ class PostgresTarget:
         """
         if _HOSTS.fullmatch(address.host) is None:
             raise ConfigError(
-                "target: in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
-                " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass"
+                "in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
+                " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass",
+                option="target",
             )
         return cls(address.url, address.options.get("table", "documents"))
 

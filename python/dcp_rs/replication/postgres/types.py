@@ -46,7 +46,8 @@ def _type(field: pa.Field) -> str:
     }.get(kind)
     if name is None:
         raise ConfigError(
-            f"document_schema: PostgreSQL has no column type for {field.name}, which is {kind}: "
-            "declare it as STRING, which gives its JSON text"
+            f"PostgreSQL has no column type for {field.name}, which is {kind}: "
+            "declare it as STRING, which gives its JSON text",
+            option="document_schema",
         )
     return name

@@ -40,9 +40,9 @@ impl Planner {
         let num_vbuckets = client.num_vbuckets();
         let wanted = self.options.vbuckets.iter().flatten().max();
         if let Some(vbid) = wanted.filter(|vbid| vbid.0 >= num_vbuckets) {
-            let message =
-                format!("vbuckets: there is no vBucket {}, the bucket has {num_vbuckets}", vbid.0);
-            return Err(Error::new(ErrorKind::Config, message).with_vbid(*vbid).into());
+            let problem = format!("there is no vBucket {}, the bucket has {num_vbuckets}", vbid.0);
+            let error = Error::option(&["vbuckets"], problem).with_value(vbid.0.to_string());
+            return Err(error.with_vbid(*vbid).into());
         }
         let observer = client.observer()?;
         client.bucket_uuid().clone_into(&mut self.bucket_uuid);
