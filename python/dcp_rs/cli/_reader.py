@@ -60,7 +60,7 @@ class Reader:
                     seqnos[int(labels["vbucket"])] = int(value)
                 except (KeyError, ValueError, OverflowError) as error:
                     raise ConfigError(
-                        f"{_SEQNO} is not a seqno of a vBucket: {labels} {value}",
+                        f"{self.metrics}: {_SEQNO} is not a seqno of a vBucket: {labels} {value}",
                         option="--metrics",
                     ) from error
         if not streams:
