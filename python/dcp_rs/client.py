@@ -95,8 +95,8 @@ class ConnectionOptions:
     tls_certificate: str | os.PathLike[str] | None = None
     tls_key: str | os.PathLike[str] | None = None
     tls_key_password: str | None = field(default=None, repr=False)
-    network: str = "auto"
-    srv_targets: str = "same_domain"
+    network: Literal["auto", "default", "external"] = "auto"
+    srv_targets: Literal["same_domain", "any"] = "same_domain"
     keep_connections: float = 0.0
     sasl_mechanisms: Sequence[str] | None = None
     password_file: str | os.PathLike[str] | None = None

@@ -62,9 +62,9 @@ class ReadOptions:
     """PEM file with its private key."""
     tls_key_password: str | None = field(default=None, repr=False)
     """Passphrase of the private key, if it is encrypted. Not shown in the repr."""
-    srv_targets: str = ConnectionOptions.srv_targets
+    srv_targets: Literal["same_domain", "any"] = ConnectionOptions.srv_targets
     """SRV targets to accept: `same_domain`, or `any`."""
-    network: str = ConnectionOptions.network
+    network: Literal["auto", "default", "external"] = ConnectionOptions.network
     """Which addresses of the nodes to use."""
     sasl_mechanisms: tuple[str, ...] | None = None
     """Authentication mechanisms in order of preference; by default, `PLAIN` and then SCRAM with
