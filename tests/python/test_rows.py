@@ -168,7 +168,7 @@ def test_a_wrong_column_names_the_nearest(client):
         client.stream(columns=["seq_no"])
     with pytest.raises(ConfigError, match=r"must be .* or a list of column names, not 'seqno'"):
         client.stream(columns="seqno")
-    with pytest.raises(ConfigError, match=r"_malformed.* needs on_malformed=column"):
+    with pytest.raises(ConfigError, match=r"columns, on_malformed: ._malformed. needs 'column'"):
         client.stream(columns=["_malformed"])
 
 

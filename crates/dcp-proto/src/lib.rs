@@ -42,18 +42,22 @@
 //! | when a consumer acknowledges received bytes | `flow-control` | `consumer/window.rs` | `window_acknowledges_a_quarter_at_once` |
 //! | when a silent connection is dead | `dead-connections` | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` | `connection_that_is_silent_is_dead_after_two_intervals` |
 //! | which steps set a connection up, in which order | `sasl`, `open-connection`, `control` | `consumer/bootstrap/mod.rs` | `connection_is_set_up_in_four_round_trips` |
-//! | which open flags and controls a stream needs | `control` | `opening.rs` of `dcp-consumer` | `ct_14_expirations_are_asked_for_with_what_they_need` |
+//! | which features and controls every connection requests | `control` | `consumer/bootstrap/config.rs` | `ct_14_expirations_are_asked_for_with_what_they_need` |
+//! | which open flags and further controls the options of a stream add | `control` | `opening.rs` of `dcp-consumer` | `op_07_and_op_08_flags_that_servers_refuse_are_not_combined` |
 //! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `stream_request_is_for_the_active_copy_and_every_deletion` |
 //! | what else a consumer requests, and which answer belongs to which request | `protocol-flow` | `consumer/connection/requests.rs` | `answer_belongs_to_its_request_by_opaque_and_opcode` |
 //! | what each answer to a consumer means, status by status | `stream-request` | `consumer/connection/answers.rs` | `stream_request_survives_any_answer` |
 //! | which markers are valid, when a snapshot is complete, and with it a finite stream | `snapshot-marker`, `oso-snapshot` | `consumer/stream/mod.rs` | `rule_10_finite_stream_is_complete_with_the_snapshot_that_holds_its_end` |
 //! | which snapshot and branch a stream resumes on | `failover-log` | `position.rs`, `failover_log.rs` | `branch_is_chosen_by_the_end_of_the_snapshot` |
 //! | to which earlier point a consumer goes back at a rollback | `rollback` | `history.rs` | `history_keeps_the_point_that_a_rollback_goes_to` |
-//! | which collections and documents are delivered, and which only move the position | `collections` | `consumer/delivery.rs` | `collection_patterns_choose_from_the_manifest_and_hide_the_others` |
+//! | what a stream leaves out by default: scope `_system`, transaction records | `collections` | `filter.rs` of `dcp-consumer` | `system_scope_is_hidden_unless_the_filter_names_it` |
+//! | which collections a pattern matches | `collections` | `collection_patterns.rs` | `collection_pattern_must_match_scope_and_collection` |
+//! | which documents are delivered, and which only move the position | `collections` | `consumer/delivery.rs` | `collection_patterns_choose_from_the_manifest_and_hide_the_others` |
 //! | with which filters a stored position may be used | `collections` | `checkpoint/filter/mod.rs` | `filter_that_is_contained_was_delivered` |
-//! | which changes wait until they are persisted | `failure-scenarios` | `consumer/connection/mitigation.rs` | `rule_11_a_change_waits_until_it_is_persisted_everywhere` |
-//! | what all copies have persisted | `failure-scenarios` | `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `persistence_is_that_of_the_slowest_copy_once_all_have_answered` |
-//! | whether a stream that ended is opened again | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer` | `stream_ends_each_have_their_decision` |
+//! | which changes wait until they are persisted, and for what | `failure-scenarios` | `consumer/unpersisted.rs`, `consumer/connection/mitigation.rs` | `rule_11_a_change_waits_until_it_is_persisted_everywhere` |
+//! | what all copies have persisted | `failure-scenarios` | `observe/persisted.rs` of `dcp-consumer`, `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `persistence_is_that_of_the_slowest_copy_once_all_have_answered` |
+//! | whether a stream that ended is opened again, and after which wait | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer`, `retry.rs` of `dcp-consumer` | `stream_ends_each_have_their_decision` |
+//! | when a packet that cannot be read ends the stream | | `stream_task/poison_packets.rs` of `dcp-consumer` | `packet_that_ends_three_connections_in_a_row_ends_the_stream` |
 //! | which node has a vBucket, and which cluster map is newer | `protocol-flow` | `topology/bucket_config.rs` | `map_revision_of_a_newer_epoch_is_newer` |
 //! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/batch/begin.rs` | `rollback_is_reported_and_read_again_from_the_common_seqno` |
 //! | how far a checkpoint may go while batches are acknowledged in any order | | `watermark.rs` of `dcp-consumer` | `checkpoint_never_passes_a_batch_that_is_not_acknowledged` |
