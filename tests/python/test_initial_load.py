@@ -143,7 +143,7 @@ def test_a_load_that_was_cut_begins_again_and_says_so(small):
 
 
 def test_a_first_load_out_of_order_cannot_fail_on_rollbacks(client):
-    with pytest.raises(ConfigError, match=r"out_of_order: .* set on_rollback to 'emit' or 'res"):
+    with pytest.raises(ConfigError, match=r"^out_of_order, on_rollback: .* choose 'emit' or 'res"):
         client.stream(out_of_order=True, on_rollback="fail")
 
 

@@ -484,7 +484,7 @@ def test_a_wrong_argument_of_an_sql_store_is_named(arguments, message):
 
 
 def test_what_is_no_connection_is_refused():
-    with pytest.raises(ConfigError, match=r"^connect: its result: must be .*DB-API"):
+    with pytest.raises(ConfigError, match=r"^connect: must return .*DB-API"):
         dcp_rs.SqlStore(object).load()
 
 

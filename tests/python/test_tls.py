@@ -108,9 +108,9 @@ def test_without_tls_there_is_nothing_of_it():
     ("options", "named"),
     [
         ({"tls": 1}, "tls: must be True or False"),
-        ({"tls_port": 11207}, "tls_port: needs tls=True"),
+        ({"tls_port": 11207}, "tls_port, tls: the first needs the second"),
         ({"tls": True, "tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),
-        ({"tls": True, "tls_client_required": True}, "tls_client_required: needs tls_client_ca"),
+        ({"tls": True, "tls_client_required": True}, "tls_client_required, tls_client_ca: the first needs the second"),
         ({"tls": True, "tls_client_ca": "/nowhere.pem"}, "tls_client_ca: /nowhere.pem could not"),
     ],
 )
