@@ -143,8 +143,9 @@ pub struct StreamOptions {
     /// that continue from there, such as micro-batches. Needs an end.
     pub clamp: bool,
     /// Whether the seqnos of [`End::At`] are known to exist. A vBucket with a lower high seqno was
-    /// rolled back since: the stream ends with an error of kind [`ErrorKind::Rollback`] instead of
-    /// waiting for changes that may never be written.
+    /// rolled back since: the stream ends with an error of kind
+    /// [`ErrorKind::Rollback`](crate::ErrorKind::Rollback) instead of waiting for changes that may
+    /// never be written.
     pub end_exists: bool,
     /// Whether a change is delivered only once every present copy of its vBucket has persisted it,
     /// so that no failover to one of them can lose it. Waiting changes count towards
@@ -167,8 +168,8 @@ pub struct StreamOptions {
     /// with change history, instead of the newest one of each snapshot.
     ///
     /// A server or bucket without history refuses it, which is an error of kind
-    /// [`ErrorKind::Unsupported`]. Positions do not depend on it: it may be turned on or off when
-    /// resuming from a checkpoint, for the changes after it.
+    /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). Positions do not depend on it: it
+    /// may be turned on or off when resuming from a checkpoint, for the changes after it.
     pub history: bool,
     /// Whether to resume from a position below the server's purge seqno, missing the deletions that
     /// the server has purged since. Otherwise the server rolls it back to the beginning. Servers
