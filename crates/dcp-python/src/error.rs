@@ -197,14 +197,12 @@ impl From<ConsumerError> for Failure {
     }
 }
 
+/// Options of the engine that have another name in Python.
+const IN_PYTHON: [(&str, &str); 3] = [("acknowledge", "ack"), ("end", "until"), ("token", "batch")];
+
 /// What an option of the engine is called in Python.
 fn in_python(option: &str) -> &str {
-    match option {
-        "acknowledge" => "ack",
-        "end" => "until",
-        "token" => "batch",
-        same => same,
-    }
+    IN_PYTHON.iter().find(|(name, _)| *name == option).map_or(option, |(_, python)| python)
 }
 
 impl From<SinkError> for Failure {
