@@ -198,7 +198,8 @@ impl Planner {
         Ok(end)
     }
 
-    /// What to read from `start` to `end`, as at most `tasks` plans, but at least one per node. By default one per node, or four if no other read follows.
+    /// What to read from `start` to `end`, as at most `tasks` plans, but at least one per node. By
+    /// default one per node, or four if no other read follows.
     ///
     /// # Errors
     /// As [`Planner::end`].

@@ -285,3 +285,14 @@ fn end_seqno_inside_a_snapshot_is_taken_and_must_be_persisted() {
     assert_eq!(plan(now(40), &until(40)).unwrap()[0].to, Seqno(40));
     assert_eq!(plan(now(30), &until(39)).unwrap()[0].to, Seqno(30), "already checked");
 }
+
+#[test]
+fn plan_without_a_filter_is_refused() {
+    // As the first release wrote it: a hash of the filter.
+    let hashed = br#"{"format":"dcp_rs checkpoint","version":1,"crc32":"6c134e0e","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;
+    let start = Checkpoint::from_json(hashed).unwrap();
+    let known = ReadPlan::of_ranges("b", StoredFilter::default(), Vec::new(), false);
+    assert_eq!(ReadPlan::from_json(&known.to_json()), Ok(known.clone()));
+    let refused = ReadPlan::from_json(&ReadPlan { start, ..known }.to_json());
+    assert!(matches!(refused, Err(CheckpointError::Damaged { .. })), "{refused:?}");
+}

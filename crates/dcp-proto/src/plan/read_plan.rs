@@ -206,9 +206,15 @@ impl ReadPlan {
             let what = "a rollback of a vBucket that is not read";
             return Err(CheckpointError::damaged(Form::Plan, what));
         }
+        let start = Checkpoint::from_json(content.start.as_bytes())?;
+        // Without one, the whole bucket would be read.
+        if start.filter().is_none() {
+            let what = "positions without a filter";
+            return Err(CheckpointError::damaged(Form::Plan, what));
+        }
         Ok(Self {
             node: content.node,
-            start: Checkpoint::from_json(content.start.as_bytes())?,
+            start,
             to,
             ends: content.ends,
             rolled_back,
