@@ -70,12 +70,15 @@ fn rollback_probe_asks_about_one_point_of_the_history_after_the_other() {
     let mut answers = Vec::new();
     for wanted in [25, 20, 10] {
         let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
-        let asked = questions(&start(), &observed, &limits());
+        let asked = rollback_probes(&start(), &observed, &limits());
         assert_eq!(asked[&VB].seqno, Seqno(wanted));
         answers.push((wanted, Some(wanted - 5)));
     }
     let observed = BTreeMap::from([(VB, seen(100, Some(0), &answers))]);
-    assert!(questions(&start(), &observed, &limits()).is_empty(), "from 0 everybody may read");
+    assert!(
+        rollback_probes(&start(), &observed, &limits()).is_empty(),
+        "from 0 everybody may read"
+    );
     let [range] = &plan(seen(100, Some(0), &answers), &limits()).unwrap()[..] else { panic!() };
     assert_eq!((range.start_seqno(), range.epoch(), range.rolled_back), (Seqno(0), 1, true));
 
@@ -104,7 +107,7 @@ fn rollback_probe_is_sent_only_where_the_failover_log_is_not_enough() {
         (&start(), 25, None, true),
     ] {
         let observed = Observed { high: Seqno(high), ..seen(high, purge, &[]) };
-        let asked = questions(from, &BTreeMap::from([(VB, observed)]), &limits());
+        let asked = rollback_probes(from, &BTreeMap::from([(VB, observed)]), &limits());
         assert_eq!(asked.contains_key(&VB), is_asked, "{from:?} of {high}, {purge:?}");
     }
 }

@@ -9,7 +9,7 @@
 //! a smaller position than a stream: an [`Offset`], a seqno on a history branch. From [`Offsets`]
 //! and the observed state of the server ([`Observed`]), this module decides:
 //!
-//! * [`questions`]: what else to ask the server, where its history is not enough;
+//! * [`rollback_probes`]: which positions to ask the server about, where its history is not enough;
 //! * [`plan_end`]: where the next read ends, and whether a vBucket must be rolled back;
 //! * [`plan_ranges`]: what to read, checked again against the server's history because a read may
 //!   be planned long before it runs;
@@ -36,7 +36,7 @@ mod start;
 #[cfg(test)]
 mod tests;
 
-pub use batch::{Answer, Limits, Observed, PlanError, plan_end, plan_ranges, questions};
+pub use batch::{Answer, Limits, Observed, PlanError, plan_end, plan_ranges, rollback_probes};
 pub use range::VbucketRange;
 pub use read_plan::{Ends, ReadPlan};
 pub use start::Start;

@@ -4,17 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_proto::consumer::StreamFilter;
-use dcp_proto::plan::{Answer, Limits, Observed, Offsets, Start, VbucketRange, questions};
+use dcp_proto::plan::{Answer, Limits, Observed, Offsets, Start, VbucketRange, rollback_probes};
 use dcp_wire::{CollectionId, Vbid};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Link, Planner};
+use super::{Connected, Planner};
 use crate::plan::PlannerError;
 use crate::retry::Backoff;
 use crate::{Client, ConnectOptions, Error, ErrorKind, Filter, Observation, dial, filter};
 
 /// Longest time to request the seqnos of a filter's collections: no read depends on them.
-const HEADS_WITHIN: Duration = Duration::from_secs(2);
+const COLLECTION_SEQNOS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How long a call has failed.
 pub(super) struct Outage {
@@ -36,7 +36,7 @@ pub(in crate::plan) fn pause(connect: &ConnectOptions, attempts: u32) -> Duratio
 
 impl Planner {
     /// Continues with a client.
-    pub(super) fn adopt(&mut self, client: Client) -> Result<&mut Link, PlannerError> {
+    pub(super) fn adopt(&mut self, client: Client) -> Result<&mut Connected, PlannerError> {
         let num_vbuckets = client.num_vbuckets();
         let wanted = self.options.vbuckets.iter().flatten().max();
         if let Some(vbid) = wanted.filter(|vbid| vbid.0 >= num_vbuckets) {
@@ -48,32 +48,32 @@ impl Planner {
         client.bucket_uuid().clone_into(&mut self.bucket_uuid);
         self.num_vbuckets = num_vbuckets;
         self.is_ephemeral = observer.is_ephemeral();
-        Ok(self.link.insert(Link { client, observer }))
+        Ok(self.connected.insert(Connected { client, observer }))
     }
 
-    /// The link to the cluster, created if there is none.
-    async fn ready(&mut self) -> Result<&mut Link, PlannerError> {
-        if self.link.is_none() {
+    /// The client and its observer; connects if there are none.
+    async fn ready(&mut self) -> Result<&mut Connected, PlannerError> {
+        if self.connected.is_none() {
             let client = Client::connect(self.connect.clone()).await?;
             self.adopt(client)?;
         }
         let closed = || Error::new(ErrorKind::Closed, "the planner has no connection").into();
-        self.link.as_mut().ok_or_else(closed)
+        self.connected.as_mut().ok_or_else(closed)
     }
 
     /// Observes the vBuckets, and resolves the filter's names again.
-    pub(super) async fn look(&mut self, persisted: bool) -> Result<(), PlannerError> {
+    pub(super) async fn try_observe(&mut self, persisted: bool) -> Result<(), PlannerError> {
         let options = self.options.clone();
-        let link = self.ready().await?;
+        let connected = self.ready().await?;
         if options.filter != Filter::All {
-            link.observer.refresh_manifest().await?;
+            connected.observer.refresh_manifest().await?;
         }
-        let filter = filter::of(&options, &link.client.manifest())?;
+        let filter = filter::of(&options, &connected.client.manifest())?;
         let vbids: BTreeSet<Vbid> = match options.vbuckets {
             Some(wanted) => wanted.into_iter().collect(),
-            None => (0..link.client.num_vbuckets()).map(Vbid).collect(),
+            None => (0..connected.client.num_vbuckets()).map(Vbid).collect(),
         };
-        let seen = link.observer.observe(&vbids, persisted).await?;
+        let seen = connected.observer.observe(&vbids, persisted).await?;
         (self.filter, self.seen, self.was_open) = (filter, seen, true);
         self.answers.clear();
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
@@ -86,8 +86,8 @@ impl Planner {
         Ok(())
     }
 
-    /// The last observation, with answers to its open questions.
-    pub(super) async fn consult(
+    /// The last observation, with the answers to its rollback probes.
+    pub(super) async fn probe_rollbacks(
         &mut self,
         start: &Start,
         limits: &Limits,
@@ -95,7 +95,7 @@ impl Planner {
         let (begun, mut was_asked) = (Instant::now(), false);
         loop {
             let observed = self.observed(start.offsets());
-            let asked = questions(start, &observed, limits);
+            let asked = rollback_probes(start, &observed, limits);
             let Some(&vbid) = asked.keys().next() else { return Ok(observed) };
             if was_asked && begun.elapsed() > self.options.retry_timeout {
                 let message = format!("the history of {vbid} keeps changing");
@@ -112,7 +112,7 @@ impl Planner {
             if verdicts.values().any(Option::is_some) {
                 // A history that has changed since the observation is a better explanation than a
                 // purge.
-                self.look(limits.persisted_only && !limits.is_last).await?;
+                self.try_observe(limits.persisted_only && !limits.is_last).await?;
             }
             self.answers = answers;
             was_asked = true;
@@ -137,22 +137,22 @@ impl Planner {
     }
 
     /// Requests the seqnos of the filter's collections. They are unknown without an answer.
-    pub(super) async fn look_at_heads(&mut self) {
-        self.heads = None;
+    pub(super) async fn request_collection_seqnos(&mut self) {
+        self.collection_seqnos = None;
         let vbids: BTreeSet<Vbid> = self.seen.keys().copied().collect();
-        let Some(link) = &mut self.link else { return };
+        let Some(connected) = &mut self.connected else { return };
         let collections: Vec<CollectionId> = match self.filter.documents() {
             StreamFilter::All => return,
             StreamFilter::Collections(ids) => ids.clone(),
             StreamFilter::Scope(scope) => {
-                let manifest = link.client.manifest();
+                let manifest = connected.client.manifest();
                 let of_scope = manifest.collections().filter(|entry| entry.scope_id == *scope);
                 of_scope.map(|entry| entry.id).collect()
             }
         };
-        let asked = link.observer.collection_seqnos(&vbids, &collections);
-        match timeout(HEADS_WITHIN, asked).await {
-            Ok(Ok(heads)) => self.heads = Some(heads),
+        let asked = connected.observer.collection_seqnos(&vbids, &collections);
+        match timeout(COLLECTION_SEQNOS_TIMEOUT, asked).await {
+            Ok(Ok(seqnos)) => self.collection_seqnos = Some(seqnos),
             Ok(Err(error)) => tracing::debug!(%error, "the seqnos of collections are unknown"),
             Err(_) => tracing::debug!("no answer in time with the seqnos of collections"),
         }
@@ -164,7 +164,7 @@ impl Planner {
         &self,
         ranges: &[VbucketRange],
     ) -> Result<BTreeMap<Vbid, String>, PlannerError> {
-        let by_node = self.link.as_ref().map(|link| link.client.vbuckets_by_node());
+        let by_node = self.connected.as_ref().map(|connected| connected.client.vbuckets_by_node());
         let of_node = |(node, vbids): (String, Vec<Vbid>)| {
             vbids.into_iter().map(move |vbid| (vbid, node.clone()))
         };
@@ -181,7 +181,7 @@ impl Planner {
     }
 
     /// Waits before a request is repeated, or returns the error if that is pointless.
-    pub(super) async fn sit_out(
+    pub(super) async fn wait_or_fail(
         &mut self,
         error: PlannerError,
         outage: &mut Outage,
@@ -195,7 +195,7 @@ impl Planner {
         }
         if matches!(error, PlannerError::Cluster(_)) {
             tracing::warn!(%error, "the cluster does not answer, trying again");
-            self.link = None;
+            self.connected = None;
         }
         outage.attempts = outage.attempts.saturating_add(1);
         sleep(pause).await;

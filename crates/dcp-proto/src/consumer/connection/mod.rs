@@ -118,7 +118,7 @@ pub struct Connection {
     /// vBuckets with a position update since positions were last taken.
     pub(super) dirty: Vec<Vbid>,
     /// Last positions of removed streams, not yet taken.
-    left: Vec<PositionUpdate>,
+    final_positions: Vec<PositionUpdate>,
     pub(super) opaques: Opaques,
     pub(super) window: Window,
     /// Counted bytes received, not yet taken by the driver.
@@ -144,7 +144,7 @@ impl Connection {
         Self {
             streams: (0..config.num_vbuckets).map(|_| None).collect(),
             dirty: Vec::new(),
-            left: Vec::new(),
+            final_positions: Vec::new(),
             opaques: Opaques::default(),
             window: Window::new(config.window),
             held: 0,
@@ -308,7 +308,7 @@ impl Connection {
     /// was given to the sink.
     pub fn take_positions(&mut self) -> Vec<PositionUpdate> {
         let streams = &mut self.streams;
-        let mut positions = std::mem::take(&mut self.left);
+        let mut positions = std::mem::take(&mut self.final_positions);
         positions.reserve(self.dirty.len());
         for vbid in self.dirty.drain(..) {
             if let Some(Some(stream)) = streams.get_mut(vbid.index())
@@ -362,7 +362,7 @@ impl Connection {
     /// Whether there are position updates to take.
     #[must_use]
     pub fn has_moved(&self) -> bool {
-        !self.dirty.is_empty() || !self.left.is_empty()
+        !self.dirty.is_empty() || !self.final_positions.is_empty()
     }
 
     /// Whether the producer is stalled until bytes are released.
@@ -451,7 +451,7 @@ impl Connection {
         self.discard(vbid);
         let stream = self.streams.get_mut(vbid.index())?.take()?;
         if stream.dirty {
-            self.left.push(stream.position_update());
+            self.final_positions.push(stream.position_update());
         }
         Some(stream)
     }

@@ -226,7 +226,7 @@ pub(super) struct Stream {
     marker: Option<Marker>,
     /// The snapshot that the stream resumed in. The rest may come in several snapshots, and what was
     /// left out in favour of newer versions is not made up for before the end of this one.
-    left: Option<Snapshot>,
+    resumed_in: Option<Snapshot>,
     /// Whether the position's snapshot keeps several versions of a key.
     keeps_versions: bool,
     /// Highest seqno of the out-of-sequence-order snapshot in progress.
@@ -253,7 +253,7 @@ impl Stream {
             end_seqno,
             clamp,
             stop: position.snapshot.end.min(clamp),
-            left: has_part(&position).then_some(position.snapshot),
+            resumed_in: has_part(&position).then_some(position.snapshot),
             unpersisted: UnpersistedQueue::default(),
             ended: false,
             end_persisted: EndPersisted::At(Seqno::MAX),
@@ -419,7 +419,7 @@ impl Stream {
         self.opaque = opaque;
         self.log = None;
         self.marker = None;
-        self.left = has_part(&self.position).then_some(self.position.snapshot);
+        self.resumed_in = has_part(&self.position).then_some(self.position.snapshot);
         self.oso = None;
         self.advanced = false;
         self.branch = Branch::NONE;
@@ -516,10 +516,13 @@ impl Stream {
         let Some(marker) = &mut self.marker else { return };
         marker.pending = false;
         let Snapshot { start, end } = marker.snapshot;
-        self.position.snapshot = match self.left.filter(|left| self.position.seqno < left.end) {
-            Some(left) => Snapshot { start: left.start.min(start), end: left.end.max(end) },
-            None => marker.snapshot,
-        };
+        self.position.snapshot =
+            match self.resumed_in.filter(|snapshot| self.position.seqno < snapshot.end) {
+                Some(resumed) => {
+                    Snapshot { start: resumed.start.min(start), end: resumed.end.max(end) }
+                }
+                None => marker.snapshot,
+            };
         self.keeps_versions = marker.history;
         self.stop = self.position.snapshot.end.min(self.clamp);
         self.position.failover_log.clone_from(&self.log);

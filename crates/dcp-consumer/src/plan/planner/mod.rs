@@ -35,7 +35,7 @@ const LAST_TASKS_PER_NODE: usize = 4;
 pub struct Planner {
     connect: ConnectOptions,
     options: StreamOptions,
-    link: Option<Link>,
+    connected: Option<Connected>,
     /// As last observed.
     bucket_uuid: String,
     num_vbuckets: u16,
@@ -50,7 +50,7 @@ pub struct Planner {
     /// The server's answers since the last observation.
     answers: BTreeMap<Vbid, Vec<Answer>>,
     /// High seqnos of the filter's collections, if that is not the whole bucket.
-    heads: Option<BTreeMap<Vbid, Seqno>>,
+    collection_seqnos: Option<BTreeMap<Vbid, Seqno>>,
     /// Offsets from which a batch was planned, so that everything before has been read, and the
     /// high seqno at that time.
     read: BTreeMap<Vbid, (Offset, Seqno)>,
@@ -60,8 +60,9 @@ pub struct Planner {
     target: Option<Offsets>,
 }
 
+/// A client, and the observer of its bucket.
 #[derive(Debug)]
-struct Link {
+struct Connected {
     client: Client,
     observer: Observer,
 }
@@ -81,7 +82,7 @@ impl Planner {
         let filter = filter.with_rows(options.rows.clone());
         let mut planner = Self {
             connect: client.connect_options().clone(),
-            link: None,
+            connected: None,
             bucket_uuid: String::new(),
             num_vbuckets: 0,
             is_ephemeral: false,
@@ -90,7 +91,7 @@ impl Planner {
             filter,
             seen: BTreeMap::new(),
             answers: BTreeMap::new(),
-            heads: None,
+            collection_seqnos: None,
             read: BTreeMap::new(),
             planned: None,
             target: None,
@@ -118,7 +119,8 @@ impl Planner {
     pub fn head(&self) -> Option<Offsets> {
         let mut head = self.planned.as_ref()?.2.clone();
         for (&vbid, seen) in &self.seen {
-            let known = self.heads.as_ref().and_then(|heads| heads.get(&vbid)).copied();
+            let seqnos = self.collection_seqnos.as_ref();
+            let known = seqnos.and_then(|seqnos| seqnos.get(&vbid)).copied();
             let seqno = known.unwrap_or(seen.reported_seqno).min(seen.reported_seqno);
             head.set(vbid, Offset { seqno, vbuuid: seen.log.newest().vbuuid, ..head.get(vbid) });
         }
@@ -148,7 +150,7 @@ impl Planner {
         loop {
             let start = Start::from(self.earliest());
             match Box::pin(self.try_end(&start, &limits)).await {
-                Err(error) => self.sit_out(error, &mut outage).await?,
+                Err(error) => self.wait_or_fail(error, &mut outage).await?,
                 end => return end,
             }
         }
@@ -170,8 +172,8 @@ impl Planner {
     pub async fn observe(&mut self, persisted: bool) -> Result<(), PlannerError> {
         let mut outage = Outage::new();
         loop {
-            match Box::pin(self.look(persisted)).await {
-                Err(error) => self.sit_out(error, &mut outage).await?,
+            match Box::pin(self.try_observe(persisted)).await {
+                Err(error) => self.wait_or_fail(error, &mut outage).await?,
                 done => return done,
             }
         }
@@ -189,7 +191,7 @@ impl Planner {
         let mut outage = Outage::new();
         let end = loop {
             match Box::pin(self.try_end(start, &limits)).await {
-                Err(error) => self.sit_out(error, &mut outage).await?,
+                Err(error) => self.wait_or_fail(error, &mut outage).await?,
                 end => break end?,
             }
         };
@@ -213,21 +215,21 @@ impl Planner {
         let mut outage = Outage::new();
         loop {
             match Box::pin(self.try_partitions(start, end, tasks, limits)).await {
-                Err(error) => self.sit_out(error, &mut outage).await?,
+                Err(error) => self.wait_or_fail(error, &mut outage).await?,
                 partitions => return partitions,
             }
         }
     }
 
     async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
-        let limits = self.possible(limits);
-        self.look(limits.persisted_only && !limits.is_last).await?;
+        let limits = self.effective(limits);
+        self.try_observe(limits.persisted_only && !limits.is_last).await?;
         let start = &self.narrowed(start, &self.filter)?;
-        let observed = self.consult(start, &limits).await?;
+        let observed = self.probe_rollbacks(start, &limits).await?;
         if let Some(until) = &limits.until {
             until.check(&self.bucket_uuid, self.num_vbuckets.into())?;
         }
-        self.look_at_heads().await;
+        self.request_collection_seqnos().await;
         Ok(plan_end(start, &observed, &limits)?)
     }
 
@@ -238,22 +240,22 @@ impl Planner {
         tasks: Option<usize>,
         limits: &Limits,
     ) -> Result<Vec<ReadPlan>, PlannerError> {
-        let limits = self.possible(limits);
+        let limits = self.effective(limits);
         let is_planned = |(at, from, to): &(Instant, Start, Offsets)| {
             at.elapsed() < FRESH && (from, to) == (start, end)
         };
         // Observes again if the end was planned long ago: it may have been rolled back since.
-        if self.link.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
-            self.look(limits.persisted_only && !limits.is_last).await?;
+        if self.connected.is_none() || !self.planned.as_ref().is_some_and(is_planned) {
+            self.try_observe(limits.persisted_only && !limits.is_last).await?;
         }
         // The bucket's capabilities are known by now.
-        let limits = self.possible(&limits);
+        let limits = self.effective(&limits);
         // Uses the filter of the plan, even if a narrower one was configured since: the end implies
         // that everything in it was read.
         let filter = end.filter().unwrap_or(&self.filter).clone();
         let start = &self.narrowed(start, &filter)?;
         let end = &self.narrowed(&end.clone().into(), &self.filter)?;
-        let observed = self.consult(start, &limits).await?;
+        let observed = self.probe_rollbacks(start, &limits).await?;
         let ranges = plan_ranges(start, end.offsets(), &observed, &limits)?;
         let nodes = self.nodes_of(&ranges)?;
         let count = nodes.values().collect::<BTreeSet<_>>().len();
@@ -272,18 +274,18 @@ impl Planner {
     }
 
     /// A bucket without a disk has nothing persisted.
-    fn possible(&self, limits: &Limits) -> Limits {
+    fn effective(&self, limits: &Limits) -> Limits {
         let persisted_only = limits.persisted_only && !self.is_ephemeral;
         let mut limits = limits.clone();
         limits.persisted_only = persisted_only;
         limits.ignores_purges =
-            self.link.as_ref().is_some_and(|link| link.observer.ignores_purges());
+            self.connected.as_ref().is_some_and(|connected| connected.observer.ignores_purges());
         limits
     }
 
     /// The newest manifest known.
     fn manifest(&self) -> Arc<Manifest> {
-        self.link.as_ref().map(|link| link.client.manifest()).unwrap_or_default()
+        self.connected.as_ref().map(|connected| connected.client.manifest()).unwrap_or_default()
     }
 
     /// A start with this filter, if it is valid for it.

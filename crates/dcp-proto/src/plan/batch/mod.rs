@@ -118,18 +118,18 @@ pub enum PlanError {
 
 /// The positions to ask the server about before a batch from `start` is planned: whether it would
 /// resume from them. Put the answers into [`Observed::answers`] and call this again until there are
-/// no more questions.
+/// no more probes.
 ///
 /// The history alone shows whether the changes read are still valid, except if the user may not see
 /// the purge seqno, and for a position inside a snapshot.
 #[must_use]
-pub fn questions(
+pub fn rollback_probes(
     start: &Start,
     observed: &BTreeMap<Vbid, Observed>,
     limits: &Limits,
 ) -> BTreeMap<Vbid, Position> {
     let is_inside = matches!(start, Start::Checkpoint { .. });
-    let mut questions = BTreeMap::new();
+    let mut probes = BTreeMap::new();
     for (&vbid, seen) in observed.iter().filter(|(_, seen)| seen.purge.is_none() || is_inside) {
         // If a vBucket cannot be read, planning reports why.
         let Ok(begin) = begin(vbid, start, seen, limits) else { continue };
@@ -137,10 +137,10 @@ pub fn questions(
         let is_known = seen.answer(position.vbuuid(), position.seqno).is_some();
         let is_read = is_inside || seen.high > position.seqno;
         if position.seqno != Seqno::ZERO && is_read && !is_known {
-            questions.insert(vbid, position);
+            probes.insert(vbid, position);
         }
     }
-    questions
+    probes
 }
 
 /// The end of the batch that begins at `start`: one offset for each vBucket in `observed`, the
