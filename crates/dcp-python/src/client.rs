@@ -9,7 +9,7 @@ use pyo3::types::PyDict;
 
 use crate::arguments::Arguments;
 use crate::error::Failure;
-use crate::options::{self, Connection, Transport};
+use crate::options::{self, Connection, ConnectionSettings};
 use crate::runtime::pending::Pending;
 use crate::runtime::{ProcessBound, current, wait};
 use crate::schema::table;
@@ -20,16 +20,16 @@ use crate::stream::ChangeStream;
 #[derive(Debug)]
 pub(crate) struct Client {
     client: ProcessBound<EngineClient>,
-    transport: Transport,
+    settings: ConnectionSettings,
 }
 
 #[pymethods]
 impl Client {
     #[staticmethod]
     fn connect(py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<Self> {
-        let Connection { options, transport } = Connection::read(&Arguments::new(options))?;
+        let Connection { options, settings } = Connection::read(&Arguments::new(options))?;
         let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
-        Self::new(py, client, transport)
+        Self::new(py, client, settings)
     }
 
     /// Like `connect`, for an event loop.
@@ -39,9 +39,9 @@ impl Client {
         options: Bound<'_, PyDict>,
         notify: Py<PyAny>,
     ) -> PyResult<Pending> {
-        let Connection { options, transport } = Connection::read(&Arguments::new(options))?;
+        let Connection { options, settings } = Connection::read(&Arguments::new(options))?;
         Pending::start(py, notify, EngineClient::connect(options), move |py, client| {
-            Ok(Py::new(py, Self::new(py, client, transport)?)?.into_any())
+            Ok(Py::new(py, Self::new(py, client, settings)?)?.into_any())
         })
     }
 
@@ -137,20 +137,20 @@ impl Client {
     pub(crate) fn new(
         py: Python<'_>,
         client: EngineClient,
-        transport: Transport,
+        settings: ConnectionSettings,
     ) -> PyResult<Self> {
-        Ok(Self { client: ProcessBound::new(py, "client", client)?, transport })
+        Ok(Self { client: ProcessBound::new(py, "client", client)?, settings })
     }
 
     fn stream_options(&self, options: Bound<'_, PyDict>) -> PyResult<(StreamOptions, TableSchema)> {
         let arguments = Arguments::new(options);
         let table = table(&arguments)?;
-        let options = options::stream(&arguments, self.transport, &table)?;
+        let options = options::stream(&arguments, self.settings, &table)?;
         Ok((options, table))
     }
 
-    pub(crate) const fn transport(&self) -> Transport {
-        self.transport
+    pub(crate) const fn settings(&self) -> ConnectionSettings {
+        self.settings
     }
 
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {

@@ -28,12 +28,12 @@ use crate::schema::{Include, include, read_documents, table};
 /// `dcp_rs.ConnectionOptions`: how to connect, and the settings of every stream's connections.
 pub(crate) struct Connection {
     pub(crate) options: ConnectOptions,
-    pub(crate) transport: Transport,
+    pub(crate) settings: ConnectionSettings,
 }
 
 /// Settings of the connections of every stream, which are options of a stream in the engine.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transport {
+pub(crate) struct ConnectionSettings {
     pub(crate) retry_timeout: Duration,
     noop_interval: Duration,
     buffer_size: u32,
@@ -72,11 +72,11 @@ impl Connection {
         let names = arguments.names("sasl_mechanisms")?;
         options.sasl_mechanisms =
             names.map(|names| names.into_iter().map(mechanism).collect()).transpose()?;
-        Ok(Self { options, transport: Transport::read(arguments)? })
+        Ok(Self { options, settings: ConnectionSettings::read(arguments)? })
     }
 }
 
-impl Transport {
+impl ConnectionSettings {
     fn read(arguments: &Arguments<'_>) -> PyResult<Self> {
         let default = StreamOptions::default();
         let sizes = StreamOptions::MIN_BUFFER_SIZE.into()..=u32::MAX.into();
@@ -145,7 +145,7 @@ fn tls(arguments: &Arguments<'_>) -> PyResult<TlsOptions> {
 /// The options of `Client.stream`, except those of its table.
 pub(crate) fn stream(
     arguments: &Arguments<'_>,
-    transport: Transport,
+    settings: ConnectionSettings,
     table: &TableSchema,
 ) -> PyResult<StreamOptions> {
     let mut options = StreamOptions::default();
@@ -160,7 +160,7 @@ pub(crate) fn stream(
     if let Some(given) = arguments.optional("batch")? {
         options.batch = batch(&Arguments::new(given.cast_into()?))?;
     }
-    options.buffer_size = transport.buffer_size;
+    options.buffer_size = settings.buffer_size;
     options.persisted_only = arguments.flag("persisted_only", options.persisted_only)?;
     let include = include(arguments)?;
     options.system_documents = include.contains(&Include::SystemDocuments);
@@ -169,11 +169,11 @@ pub(crate) fn stream(
     options.ignore_purged_tombstones = arguments.flag("ignore_purged_tombstones", ignore)?;
     options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
     options.caught_up = table.system_events();
-    options.compressed = transport.compressed;
+    options.compressed = settings.compressed;
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
     options.acknowledge = arguments.word("ack", options.acknowledge, &ack)?;
-    options.noop_interval = transport.noop_interval;
-    options.retry_timeout = transport.retry_timeout;
+    options.noop_interval = settings.noop_interval;
+    options.retry_timeout = settings.retry_timeout;
     Ok(options)
 }
 
@@ -318,7 +318,7 @@ pub(crate) fn check_batch(options: Bound<'_, PyDict>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
     let arguments = Arguments::new(options);
-    stream(&arguments, Transport::read(&arguments)?, &table(&arguments)?).map(drop)
+    stream(&arguments, ConnectionSettings::read(&arguments)?, &table(&arguments)?).map(drop)
 }
 
 /// The defaults of options by group and name.
@@ -326,8 +326,8 @@ pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
 pub(crate) fn defaults(py: Python<'_>) -> PyResult<BTreeMap<&'static str, Bound<'_, PyDict>>> {
     let none = || Arguments::new(PyDict::new(py));
     let (connection, of_stream, of_batch, documents) = (none(), none(), none(), none());
-    let transport = Connection::read(&connection)?.transport;
-    stream(&of_stream, transport, &table(&of_stream)?)?;
+    let settings = Connection::read(&connection)?.settings;
+    stream(&of_stream, settings, &table(&of_stream)?)?;
     batch(&of_batch)?;
     read_documents(&documents, &mut TableOptions::default())?;
     let (plan, of_cluster, of_limits) = (none(), none(), none());

@@ -49,7 +49,7 @@ impl Planner {
     #[new]
     fn new(py: Python<'_>, client: &Client, options: Bound<'_, PyDict>) -> PyResult<Self> {
         let arguments = Arguments::new(options);
-        let options = options::stream(&arguments, client.transport(), &table(&arguments)?)?;
+        let options = options::stream(&arguments, client.settings(), &table(&arguments)?)?;
         let client = client.engine()?;
         let planner = wait(py, || EnginePlanner::new(client, options))?;
         let planner = tokio::sync::Mutex::new(planner.map_err(Failure::from)?);
@@ -206,17 +206,17 @@ pub(crate) fn open_task(
     plan: &ReadPlan,
     options: Bound<'_, PyDict>,
 ) -> PyResult<(Client, ChangeStream)> {
-    let Connection { options: connect, transport } = Connection::read(&Arguments::new(connect))?;
+    let Connection { options: connect, settings } = Connection::read(&Arguments::new(connect))?;
     let kept = kept.map(Client::engine).transpose()?.cloned();
     let arguments = Arguments::new(options);
     let table = table(&arguments)?;
-    let base = options::stream(&arguments, transport, &table)?;
+    let base = options::stream(&arguments, settings, &table)?;
     let opening = || async {
         let make_sinks = |client: &dcp_consumer::Client| sinks(client, &table);
         open(&connect, kept, &plan.0, &base, make_sinks).await.map_err(Failure::from)
     };
     let (client, stream) = wait(py, opening)??;
-    Ok((Client::new(py, client, transport)?, ChangeStream::new(py, stream, table)?))
+    Ok((Client::new(py, client, settings)?, ChangeStream::new(py, stream, table)?))
 }
 
 /// The rollback rows with which a task begins, as its stream would have them; `None` without any.

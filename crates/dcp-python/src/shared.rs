@@ -46,7 +46,7 @@ struct Engine {
     /// Whether the engine's checkpoint includes a batch that no reader will get.
     is_ahead: bool,
     /// Checkpoint after the last batch taken by a reader.
-    stands_at: Checkpoint,
+    checkpoint: Checkpoint,
 }
 
 /// The batch that was fetched but not yet taken.
@@ -54,7 +54,7 @@ struct Engine {
 enum Fetched {
     Nothing,
     /// A reader is decoding it.
-    InHand,
+    Decoding,
     Ready(Result<ChangeBatch, Failure>),
 }
 
@@ -62,7 +62,7 @@ enum Fetched {
 #[derive(Debug)]
 pub(crate) enum Next {
     Batch(ChangeBatch),
-    Over,
+    Ended,
     NotYet,
 }
 
@@ -73,7 +73,7 @@ impl Engine {
         if self.is_first(turn) {
             match self.fetched {
                 Fetched::Ready(_) => return Poll::Ready(None),
-                Fetched::InHand => return Poll::Pending,
+                Fetched::Decoding => return Poll::Pending,
                 Fetched::Nothing => {}
             }
         }
@@ -95,7 +95,7 @@ impl Engine {
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Ok(delivered))) => {
-                self.fetched = Fetched::InHand;
+                self.fetched = Fetched::Decoding;
                 Poll::Ready(Some(delivered))
             }
         }
@@ -125,14 +125,14 @@ type PendingDelivery = Delivered<PendingBatch>;
 
 impl Shared {
     pub(crate) fn new(stream: EngineStream<PendingBatch>, table: TableSchema) -> Self {
-        let (stands_at, acks) = (stream.checkpoint(), stream.acknowledger());
+        let (checkpoint, acks) = (stream.checkpoint(), stream.acknowledger());
         let engine = Mutex::new(Engine {
             stream,
             fetched: Fetched::Nothing,
             waiting: BTreeMap::new(),
             is_over: false,
             is_ahead: false,
-            stands_at,
+            checkpoint,
         });
         Self { engine, acks, table, malformed: Mutex::default(), next_turn: AtomicU64::new(0) }
     }
@@ -235,13 +235,13 @@ impl Shared {
             let taken = match std::mem::replace(&mut engine.fetched, Fetched::Nothing) {
                 Fetched::Ready(batch) => {
                     if let Ok(batch) = &batch {
-                        engine.stands_at = batch.checkpoint.clone();
+                        engine.checkpoint = batch.checkpoint.clone();
                     }
                     batch.map(Next::Batch)
                 }
                 other => {
                     engine.fetched = other;
-                    Ok(if engine.is_over { Next::Over } else { Next::NotYet })
+                    Ok(if engine.is_over { Next::Ended } else { Next::NotYet })
                 }
             };
             engine.waiting.remove(&turn);
@@ -261,14 +261,14 @@ impl Shared {
     }
 
     /// The reader's checkpoint; with manual acknowledgement, after the acknowledged batches.
-    pub(crate) fn stands_at(&self) -> Checkpoint {
+    pub(crate) fn checkpoint(&self) -> Checkpoint {
         self.acks.checkpoint().unwrap_or_else(|| {
             let mut engine = self.lock();
             // Positions also move without a batch, past changes that are filtered out.
             if matches!(engine.fetched, Fetched::Nothing) && !engine.is_ahead {
-                engine.stands_at = engine.stream.checkpoint();
+                engine.checkpoint = engine.stream.checkpoint();
             }
-            engine.stands_at.clone()
+            engine.checkpoint.clone()
         })
     }
 

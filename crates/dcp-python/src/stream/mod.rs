@@ -243,7 +243,7 @@ impl ChangeStream {
     #[getter]
     fn checkpoint(&self, py: Python<'_>) -> PyResult<Checkpoint> {
         let shared = self.shared.get()?;
-        Ok(Checkpoint(py.detach(|| shared.stands_at())))
+        Ok(Checkpoint(py.detach(|| shared.checkpoint())))
     }
 
     /// Whether batches have to be acknowledged with `ack`.
