@@ -76,13 +76,13 @@ class AsyncCall(Generic[_Made]):
             await made.__aexit__(*exception)
 
 
-async def _there(start: Callable[[Callable[[], object]], _dcp_rs.Pending[_T]]) -> _T:
+async def _completed(start: Callable[[Callable[[], object]], _dcp_rs.Pending[_T]]) -> _T:
     """Waits for a call of the engine. If cancelled, it cancels the call and drops its result."""
     loop = asyncio.get_running_loop()
-    there: asyncio.Future[None] = loop.create_future()
-    pending = start(partial(loop.call_soon_threadsafe, _settle, there))
+    done: asyncio.Future[None] = loop.create_future()
+    pending = start(partial(loop.call_soon_threadsafe, _settle, done))
     try:
-        await there
+        await done
         return pending.take()
     finally:
         pending.cancel()
@@ -158,7 +158,7 @@ def connect_async(*args: object, **kwargs: object) -> AsyncCall[AsyncClient]:
     async def make() -> AsyncClient:
         options = connection_options(arguments)
         start = partial(_dcp_rs.Client.connect_async, vars(options))
-        return AsyncClient(options, await _there(start))
+        return AsyncClient(options, await _completed(start))
 
     return AsyncCall(make)
 
@@ -182,7 +182,7 @@ class AsyncClient(Bucket):
             TimeoutError: A node did not answer within the connect timeout; the text says why.
             AuthenticationError: The server no longer accepts the user.
         """
-        return await _there(self._inner.high_seqnos_async)
+        return await _completed(self._inner.high_seqnos_async)
 
     @_as_stream(Client.stream)
     def stream(self, *args: object, **kwargs: object) -> AsyncCall[ChangeStream]:
@@ -201,7 +201,7 @@ class AsyncClient(Bucket):
             is_stored = isinstance(arguments["start"], CheckpointStore)
             begin = partial(stream_options, dict(arguments), self)
             options, store = await asyncio.to_thread(begin) if is_stored else begin()
-            inner = await _there(partial(self._inner.stream_async, options))
+            inner = await _completed(partial(self._inner.stream_async, options))
             stream = ChangeStream(inner, self.bucket_name)
             if store is not None:
                 try:
@@ -219,7 +219,7 @@ class AsyncClient(Bucket):
         It is closed even if the task is cancelled in the meantime.
         """
         self._is_closed = True
-        await _there(self._inner.close_async)
+        await _completed(self._inner.close_async)
 
     async def __aenter__(self) -> Self:
         return self

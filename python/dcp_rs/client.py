@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs, _keywords
-from dcp_rs._beginning import Beginning
+from dcp_rs._stream_start import StreamStart
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ClosedError, ConfigError, DcpError, ForkedProcessError
 from dcp_rs.options import BatchPolicy
@@ -482,7 +482,7 @@ def stream_options(
     Returns:
         The options, and the store in which to save the start of the stream at once, if any.
     """
-    begin = Beginning(options.pop("start"), options.pop("default"))
+    start = StreamStart(options.pop("start"), options.pop("default"))
     if bucket._is_closed:  # noqa: SLF001 - this module's own
         raise ClosedError("the client is closed")
     num_vbuckets = bucket.num_vbuckets
@@ -491,7 +491,7 @@ def stream_options(
         name: list(value) if isinstance(value, Iterator) else value
         for name, value in options.items()
     }
-    options["vbuckets"] = begin.vbuckets_of(options["vbuckets"], num_vbuckets)
+    options["vbuckets"] = start.vbuckets_of(options["vbuckets"], num_vbuckets)
     options = engine_options(options)
     # A store is not changed for a stream that cannot be opened.
     _checks.each_utf8(options)
@@ -501,10 +501,10 @@ def stream_options(
     if not (options["until"] is None or isinstance(options["until"], str)):
         options["until"] = dict(options["until"])
         _checks.existing("until", options["until"], num_vbuckets)
-    if begin.takes_over and options["collections"] is not None:
+    if start.takes_over and options["collections"] is not None:
         _check_collections(bucket, options["collections"])
-    options["start"] = begin.start_of(options, num_vbuckets, bucket.bucket_uuid)
-    return options, begin.store if options["start"] == "latest" else None
+    options["start"] = start.start_of(options, num_vbuckets, bucket.bucket_uuid)
+    return options, start.store if options["start"] == "latest" else None
 
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:

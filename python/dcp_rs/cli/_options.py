@@ -137,14 +137,14 @@ def file_name(text: str) -> str:
     return text
 
 
-def given(options: Mapping[str, Any]) -> dict[str, Any]:
+def specified(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that were given; the package has defaults for the others."""
     return {
         name: value for name, value in options.items() if value is not None and value is not False
     }
 
 
-def taking(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
+def with_options(decorators: Iterable[Any], take: Callable[[dict[str, Any]], None]) -> Decorator:
     """Adds options to a command; `take` turns their values into the command's arguments."""
 
     def decorate(command: Command) -> Command:
@@ -174,7 +174,7 @@ def _take_output(options: dict[str, Any]) -> None:
 
 
 # Passes `as_json` to the command.
-output_options = taking(
+output_options = with_options(
     [
         click.option(
             "--output",
@@ -262,7 +262,7 @@ def _take_connection(options: dict[str, Any]) -> None:
     names = ("password_env", "password_file")
     variable, file = (options.pop(name) for name in names)
     taken = {name: options.pop(name) for name in _CONNECTION}
-    connection = given(taken)
+    connection = specified(taken)
     passphrase = options.pop("tls_key_password_env")
     if passphrase is not None:
         connection["tls_key_password"] = os.environ.get(passphrase)
@@ -349,7 +349,7 @@ _CONNECTION = {
 }
 
 # Passes `connection`, a `ConnectionOptions`, to the command.
-connection_options = taking(
+connection_options = with_options(
     [
         *_CONNECTION.values(),
         _connection_option(
@@ -468,7 +468,7 @@ _READING = {
 }
 
 
-def go_on_from(store: FileStore, reading: dict[str, Any]) -> None:
+def resume_from(store: FileStore, reading: dict[str, Any]) -> None:
     """Makes `reading` start from a store, or at its own start if the store is empty."""
     start = reading.get("start", "earliest")
     if not isinstance(start, Checkpoint):
@@ -484,7 +484,7 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
     names = [name for name in only or _READING if name not in set(but)]
 
     def take(options: dict[str, Any]) -> None:
-        reading = given({name: options.pop(name) for name in names})
+        reading = specified({name: options.pop(name) for name in names})
         how = {
             python: reading.pop(option)
             for option, python in (("document_prefix", "prefix"), ("on_malformed", "on_malformed"))
@@ -498,4 +498,4 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
             )
         options["reading"] = reading
 
-    return taking([_READING[name] for name in names], take)
+    return with_options([_READING[name] for name in names], take)

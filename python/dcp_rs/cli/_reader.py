@@ -12,7 +12,7 @@ import click
 
 from dcp_rs._libraries import require
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.cli._options import file_name, taking
+from dcp_rs.cli._options import file_name, with_options
 from dcp_rs.exceptions import CheckpointError, ConfigError, ConnectError
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def reader_options(*, required: bool) -> Decorator:
             raise click.UsageError("--stream needs --metrics")
         options["reader"] = Reader(checkpoint, metrics, stream) if given else None
 
-    return taking(
+    return with_options(
         [
             click.option(
                 "--checkpoint",

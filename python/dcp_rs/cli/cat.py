@@ -12,9 +12,9 @@ from dcp_rs.cli._options import (
     command,
     connection_options,
     file_name,
-    go_on_from,
     output_options,
     reading_options,
+    resume_from,
     whole_number,
 )
 from dcp_rs.cli._output import sync, width, write
@@ -104,7 +104,7 @@ def _print(
     store = None if checkpoint is None else FileStore(checkpoint)
     reading.setdefault("start", default)
     if store is not None:
-        go_on_from(store, reading)
+        resume_from(store, reading)
     if limit is not None:
         # A checkpoint never includes a part of a batch.
         rows = 1 if store is not None else max(1, min(limit, _MOST_ROWS))

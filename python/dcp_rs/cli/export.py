@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 import click
 
 from dcp_rs._libraries import require_pyarrow
-from dcp_rs.cli._options import command, connection_options, file_name, go_on_from, reading_options
+from dcp_rs.cli._options import command, connection_options, file_name, reading_options, resume_from
 from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines
 from dcp_rs.client import Client, ConnectionOptions
@@ -81,7 +81,7 @@ def export(
         _import_arrow(form)
     store = None if checkpoint is None else FileStore(checkpoint)
     if store is not None:
-        go_on_from(store, reading)
+        resume_from(store, reading)
     with Client(connection) as client, client.stream(until="now", **reading) as stream:
         with _appearing(target, force=force) as output:
             _write(stream, form, output)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import replication
-from dcp_rs.cli._options import command, connection_options, given, reading_options
+from dcp_rs.cli._options import command, connection_options, reading_options, specified
 from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
@@ -89,7 +89,7 @@ def replicate(
     try:
         with Client(connection) as client:
             done = replication.replicate(
-                client, target, stop=stop, on_progress=take, **reading, **given(settings)
+                client, target, stop=stop, on_progress=take, **reading, **specified(settings)
             )
         reporter.finish(show(done))
     except Exception as error:

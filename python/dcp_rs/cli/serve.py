@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import _dcp_rs
-from dcp_rs.cli._options import file_name, given, output_options, password, password_options
+from dcp_rs.cli._options import file_name, output_options, password, password_options, specified
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.testing import EmbeddedCluster, Limits, User
 
@@ -125,7 +125,7 @@ def serve(
             "--tls-ca and --tls-certificate: give one of them, --tls-ca writes the authority that"
             " signed a certificate made for the cluster"
         )
-    settings = given(options)
+    settings = specified(options)
     limits = {name: settings.pop(name) for name in _DEFAULTS["limits"] if name in settings}
     secret = password(password_env, password_file)
     if secret is not None:

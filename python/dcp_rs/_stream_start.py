@@ -12,7 +12,7 @@ from dcp_rs.options import Share
 from dcp_rs.stores import CheckpointStore, FileStore, SharedStore
 
 
-class Beginning:
+class StreamStart:
     """The start that `start` and `default` select.
 
     Raises:
@@ -37,14 +37,14 @@ class Beginning:
         """Whether `start_of` takes vBuckets over from another reader."""
         return isinstance(self.store, SharedStore)
 
-    def vbuckets_of(self, given: object, num_vbuckets: int) -> object:
-        """Returns the vBuckets of a `Share`, or what else was given.
+    def vbuckets_of(self, vbuckets: object, num_vbuckets: int) -> object:
+        """Returns the vBuckets of a `Share`; anything else unchanged.
 
         Raises:
             ConfigError: The store cannot be shared, or there are more members than vBuckets.
         """
-        if not isinstance(given, Share):
-            return given
+        if not isinstance(vbuckets, Share):
+            return vbuckets
         if self.store is not None and not self.takes_over:
             raise ConfigError(
                 "a Share needs a dcp_rs.SharedStore, which members can share: use "
@@ -52,7 +52,7 @@ class Beginning:
                 option="vbuckets",
             )
         self._is_share = True
-        return given.vbuckets(num_vbuckets)
+        return vbuckets.vbuckets(num_vbuckets)
 
     def start_of(self, options: Mapping[str, Any], num_vbuckets: int, bucket_uuid: str) -> object:
         """Returns the engine's `start`; claims the vBuckets in a store.
