@@ -108,11 +108,11 @@ def test_without_tls_there_is_nothing_of_it():
     ("options", "named"),
     [
         ({"tls": 1}, "tls: must be True or False"),
-        ({"tls_port": 11207}, "tls_port, tls: the first needs the second"),
+        ({"tls_port": 11207}, "tls_port: needs TLS, which is off"),
         ({"tls": True, "tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),
         (
             {"tls": True, "tls_client_required": True},
-            "tls_client_required, tls_client_ca: the first needs the second",
+            "tls_client_required, tls_client_ca: give the authority",
         ),
         ({"tls": True, "tls_client_ca": "/nowhere.pem"}, "tls_client_ca: /nowhere.pem could not"),
     ],

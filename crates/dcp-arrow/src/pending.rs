@@ -266,7 +266,7 @@ impl Columns {
             Ok(keys) => Ok(Arc::new(keys)),
             Err(error) => Err(match first_invalid_utf8(&BinaryArray::new(offsets, bytes, None)) {
                 Some(row) => {
-                    let what = "the key is not UTF-8: read the bucket with key_type=\"binary\"";
+                    let what = "the key is not UTF-8: read the keys as binary";
                     rows.places.error(row, what.to_owned())
                 }
                 None => rows.places.error(0, format!("keys: {error}")),

@@ -72,12 +72,12 @@ fn failure(error: Error) -> Polled {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
             ErrorKind::AccessDenied,
-            "the user may not observe persisted seqnos, which persisted_only needs: grant the role \
+            "the user may not observe persisted seqnos, which reading only persisted changes needs: grant the role \
              'Data DCP Reader' (data_dcp_reader)",
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
             ErrorKind::Unsupported,
-            "the server does not support OBSERVE_SEQNO: stream without persisted_only",
+            "the server does not support OBSERVE_SEQNO: read changes that are not persisted, too",
         ),
         _ => return Polled::Lost(error),
     };

@@ -102,12 +102,12 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
         ("tls_client_required", tls.require_client_certificate),
     ];
     if let Some((option, _)) = needs_tls.iter().find(|(_, is_given)| *is_given && !is_on) {
-        return Err(conflict(&[option, "tls"], "the first needs the second"));
+        return Err(conflict(&[option], "needs TLS, which is off: turn it on"));
     }
     if tls.require_client_certificate && client_ca.is_none() {
         return Err(conflict(
             &["tls_client_required", "tls_client_ca"],
-            "the first needs the second",
+            "give the authority that signed the certificates of the clients, too",
         ));
     }
     if let (Some(chain), Some(key)) = (chain, key) {

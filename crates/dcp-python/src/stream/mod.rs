@@ -162,7 +162,8 @@ fn event_parts(event: StreamEvent) -> EventParts {
             ("unpersisted", Some(vbid.0), None, message, None)
         }
         StreamEvent::NothingPersisted => {
-            let message = "persisted_only has no effect on an ephemeral bucket";
+            let message =
+                "the bucket has no disk: changes are delivered although no copy has persisted them";
             ("nothing_persisted", None, None, message.to_owned(), None)
         }
         StreamEvent::Dropped(count) => {
