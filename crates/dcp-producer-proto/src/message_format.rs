@@ -110,7 +110,8 @@ impl MessageFormat {
             flatbuffers_events: settings.flatbuffers_events,
             sync_writes: !matches!(settings.sync_writes, SyncWrites::Off),
             unsure_up_to: Seqno::ZERO,
-            names_omitted_from_disk: settings.version.is_legacy(),
+            names_omitted_from_disk: settings.version.is_legacy()
+                && !flags.contains(OpenFlags::INCLUDE_XATTRS),
             names_omitted: false,
             only_keys_from_disk: flags.contains(OpenFlags::NO_VALUE)
                 && !flags.contains(OpenFlags::INCLUDE_XATTRS)
@@ -130,7 +131,8 @@ impl MessageFormat {
     ///
     /// For a client that wants neither values nor xattrs, servers since 7.0 read only keys and send
     /// them as documents, even for tombstones and without other metadata. Older ones omit the value
-    /// and send the datatype it has on disk.
+    /// and send the datatype it has on disk; for a client that wants xattrs they read the document,
+    /// and send the datatype of what is left of it.
     pub(super) fn write_from_disk(
         &self,
         item: &Item,
