@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::facts::version;
 use super::manifests::{Model, USUAL};
 use super::markers::Source;
-use super::shown::{Item, Shown, shown, with_collections};
+use super::shown::{Item, Shown, refused, shown, with_collections};
 
 /// Most writes that are made up to have been before a recording.
 const MOST_EARLIER: u64 = 10_000;
@@ -220,7 +220,11 @@ fn manifests(scenario: &Scenario) -> Vec<Model> {
     if written.is_some() {
         return written.unwrap_or_default();
     }
-    let used = names_collections(scenario) || with_collections(scenario).values().any(|&on| on);
+    // A connection that gets no stream says nothing of a bucket's collections.
+    let refused = refused(scenario);
+    let collections = with_collections(scenario);
+    let mut streams = collections.iter().filter(|(conn, _)| !refused.contains(conn));
+    let used = names_collections(scenario) || streams.any(|(_, &on)| on);
     read(&usual).filter(|_| used).unwrap_or_default()
 }
 
@@ -271,7 +275,7 @@ fn earlier(scenario: &Scenario, histories: &mut BTreeMap<u16, Vec<Step>>) {
 /// The writes before the one that got `written`, and was answered `value`.
 fn before(written: u64, asked: &Asked, value: &[u8]) -> Vec<Step> {
     let step = |seqno| {
-        let deed = write_of(filler_key(seqno));
+        let deed = write_of(filler_key(seqno), b"{}".to_vec());
         Step { seqno, deed, cas: 0, vbuuid: 0, spreads: true, begins_burst: false }
     };
     // So many are nothing that went before.
@@ -288,9 +292,9 @@ fn before(written: u64, asked: &Asked, value: &[u8]) -> Vec<Step> {
     steps
 }
 
-/// A write of which nothing but the key is known.
-fn write_of(key: Vec<u8>) -> Deed {
-    Deed::Set { key, value: b"{}".to_vec(), datatype: Datatype::RAW, flags: 0, expiry: 0 }
+/// A write without flags and expiry.
+fn write_of(key: Vec<u8>, value: Vec<u8>) -> Deed {
+    Deed::Set { key, value, datatype: Datatype::RAW, flags: 0, expiry: 0 }
 }
 
 /// The KV operations a recording writes down.
@@ -418,7 +422,7 @@ fn fill_one(
     } else if hides {
         model.hide();
     } else {
-        return write_of(filler_key(seqno));
+        return write_of(filler_key(seqno), b"{}".to_vec());
     }
     Deed::Manifest(model.clone())
 }
@@ -456,7 +460,9 @@ fn older_version(seqno: u64, wanting: &mut [(u64, &Item, u64)]) -> Option<Deed> 
     let later = |(later, _, versions): &&mut (u64, &Item, u64)| *later > seqno && *versions > 0;
     let (_, item, versions) = wanting.iter_mut().find(later)?;
     *versions -= 1;
-    Some(write_of(item.key.clone()))
+    // Xattrs are added to the body there is.
+    let body = item.xattr.is_some().then(|| item.body.clone());
+    Some(write_of(item.key.clone(), body.unwrap_or_else(|| b"{}".to_vec())))
 }
 
 impl Item {
@@ -464,6 +470,10 @@ impl Item {
         let key = self.key.clone();
         if !self.is_live {
             return Deed::Delete { key };
+        }
+        // The first version of a document with one was written with it at once.
+        if let (Some((path, value)), true) = (self.xattr.clone(), self.rev > 1) {
+            return Deed::SetXattr { key, path, value, of_tombstone: false };
         }
         Deed::Set {
             key,

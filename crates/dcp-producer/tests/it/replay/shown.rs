@@ -1,6 +1,6 @@
 //! What the streams of a recording show of its vBuckets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use dcp_test::traces::{EventKind, Scenario};
 use dcp_wire::message::{
@@ -32,6 +32,8 @@ pub(super) struct Item {
     /// As the stream had it.
     pub(super) raw_key: Vec<u8>,
     pub(super) body: Vec<u8>,
+    /// The last of its xattrs, name and value.
+    pub(super) xattr: Option<(String, String)>,
     pub(super) flags: u32,
     pub(super) expires: bool,
     pub(super) rev: u64,
@@ -51,6 +53,20 @@ pub(super) fn with_collections(scenario: &Scenario) -> BTreeMap<u32, bool> {
         }
     }
     granted
+}
+
+/// Connections whose requests for streams were all refused, if they made any.
+pub(super) fn refused(scenario: &Scenario) -> BTreeSet<u32> {
+    let (mut refused, mut granted) = (BTreeSet::new(), BTreeSet::new());
+    for event in &scenario.events {
+        let EventKind::ServerPacket(packet) = &event.kind else { continue };
+        let Ok(Some((frame, _))) = Frame::parse(packet, MAX_BODY_LEN) else { continue };
+        if frame.header.opcode == Opcode::DCP_STREAM_REQ && frame.header.magic.is_response() {
+            let is_granted = frame.header.status().is_success();
+            if is_granted { &mut granted } else { &mut refused }.insert(event.conn);
+        }
+    }
+    &refused - &granted
 }
 
 /// What the streams show of each vBucket.
@@ -109,7 +125,8 @@ impl Shown {
             item.key.insert(0, 0);
         }
         // A stream without values shows less.
-        if self.items.get(&seqno).is_none_or(|known| known.body.len() <= item.body.len()) {
+        let len = |item: &Item| (item.xattr.is_some(), item.body.len());
+        if self.items.get(&seqno).is_none_or(|known| len(known) <= len(&item)) {
             self.items.insert(seqno, item);
         }
     }
@@ -136,6 +153,7 @@ fn item(frame: &Frame<'_>) -> Option<(u64, Item)> {
         key: key.to_vec(),
         raw_key: key.to_vec(),
         body: Vec::new(),
+        xattr: None,
         flags: 0,
         expires: false,
         rev,
@@ -150,13 +168,17 @@ fn item(frame: &Frame<'_>) -> Option<(u64, Item)> {
             if datatype.contains(Datatype::SNAPPY) {
                 body = snappy::decompress(&body, MAX_BODY_LEN).ok()?;
             }
+            let mut xattr = None;
             if datatype.contains(Datatype::XATTR)
-                && let Ok((_, rest)) = xattr::split(&body)
+                && let Ok((xattrs, rest)) = xattr::split(&body)
             {
+                let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+                xattr = xattrs.flatten().last().map(|one| (text(one.name), text(one.value)));
                 body = rest.to_vec();
             }
             let expires = expiry != 0;
-            Some((seqno.0, Item { is_live: true, body, flags, expires, ..dead(key, rev_seqno.0) }))
+            let item = dead(key, rev_seqno.0);
+            Some((seqno.0, Item { is_live: true, body, xattr, flags, expires, ..item }))
         }
         Opcode::DCP_DELETION => {
             let Deletion { seqno, rev_seqno, key, .. } = Deletion::decode(frame).ok()?;
