@@ -10,8 +10,8 @@ import tempfile
 from pathlib import Path
 
 TRIED = {
-    "pyspark==4.0.0 pandas==2.2.0 pyarrow==18.0.0": ["batch", "mapped", "view", "no_stream"],
-    "pyspark==4.1.*": ["batch", "mapped", "view", "no_stream"],
+    "pyspark==4.0.0 pandas==2.2.0 pyarrow==18.0.0": ["batch", "mapped", "view", "stream"],
+    "pyspark==4.1.*": ["batch", "mapped", "view", "stream"],
     "pyspark==4.2.*": ["batch", "mapped", "view", "stream"],
     "pyspark==4.2.0 delta-spark==4.4.0 deltalake==1.6.6": ["delta"],
     "pyspark==4.3.* deltalake==1.6.6": ["merge"],

@@ -36,6 +36,7 @@ from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partition import Partition, Partitions
 from dcp_rs.spark.planning import partitions
 from dcp_rs.spark.progress import Lag, lag
+from dcp_rs.spark.running import run_available_now
 from dcp_rs.spark.schema import schema
 from dcp_rs.spark.worker import MapInArrowTask, map_in_arrow, read_partition
 
@@ -59,6 +60,7 @@ __all__ = [
     "partitions",
     "read_partition",
     "register",
+    "run_available_now",
     "schema",
 ]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from pyspark.sql.streaming.query import StreamingQuery
 
 
 class Lag(NamedTuple):
@@ -32,8 +35,11 @@ def lag(progress: Any, source: int = 0) -> Lag | None:
         source: Index of the source, if a query reads from several sources of this kind.
 
     Returns:
-        The lag, or `None` if it is unknown, for example before the first batch.
+        The lag, or `None` if it is unknown, for example before the first batch, or on PySpark 4.0
+            and 4.1, which do not report what the server has.
     """
+    if not _reports_latest():
+        return None
     found = [each for each in _sources(progress) if each is not None]
     if source >= len(found):
         return None
@@ -46,12 +52,40 @@ def lag(progress: Any, source: int = 0) -> Lag | None:
     return Lag(sum(left.values()), left)
 
 
+def _reports_latest() -> bool:
+    """Whether Spark reports the server's offsets; before 4.2, it repeats the end of the batch."""
+    try:
+        from pyspark.sql.streaming.datasource import ReadLimit  # noqa: F401
+    except ImportError:
+        return importlib.util.find_spec("pyspark") is None
+    return True
+
+
+def last_batch(
+    query: StreamingQuery, bucket: str
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any]] | None:
+    """Returns the start and the end of the last batch of a query, of the source with this bucket.
+
+    Returns:
+        The offsets, of which the first batch of a query has no start; `None` if it had no batch.
+    """
+    progress = query.lastProgress
+    for source in _document(progress).get("sources", []) if progress is not None else []:
+        end = _offsets(source.get("endOffset"))
+        if end is not None and end["bucket"] == bucket:
+            return _offsets(source.get("startOffset")), end
+    return None
+
+
+def _document(progress: Any) -> dict[str, Any]:
+    text = progress if isinstance(progress, str) else getattr(progress, "json", progress)
+    return json.loads(text) if isinstance(text, str) else dict(text)
+
+
 def _sources(progress: Any) -> Iterator[tuple[Mapping[str, Any], Mapping[str, Any]] | None]:
     if progress is None:
         return
-    text = progress if isinstance(progress, str) else getattr(progress, "json", progress)
-    document = json.loads(text) if isinstance(text, str) else dict(text)
-    for source in document.get("sources", []):
+    for source in _document(progress).get("sources", []):
         end, latest = (_offsets(source.get(name)) for name in ("endOffset", "latestOffset"))
         yield None if end is None or latest is None else (end, latest)
 

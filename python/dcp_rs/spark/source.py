@@ -13,9 +13,10 @@ import dcp_rs
 from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import SparkReadError, options_coded
+from dcp_rs.spark.errors import options_coded
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.planning import batch_partitions
+from dcp_rs.spark.position import Position, say_what_is_left
 from dcp_rs.spark.schema import Projection, schema
 from dcp_rs.spark.worker import read_partition
 
@@ -35,14 +36,14 @@ try:
         ReadMaxRows,
         SupportsTriggerAvailableNow,
     )
-except ImportError:  # before PySpark 4.2
-    _CAN_STREAM = False
+except ImportError:  # before PySpark 4.2, which calls none of the methods that use the others
+    _TELLS_START = False
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in for what older versions do not have."""
 
 else:
-    _CAN_STREAM = True
+    _TELLS_START = True
 
 NAME = "couchbase.dcp"
 
@@ -76,7 +77,9 @@ class CouchbaseDcpReader(api.DataSourceReader):
 
 
 class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Reads a bucket in micro-batches.
+    """Reads a bucket in micro-batches, on every version of Spark.
+
+    Before 4.2, Spark does not say where a batch starts: `Position` finds out.
 
     It is created in two processes and pickled to others, so it opens no connection until it is
     used.
@@ -87,6 +90,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         self._options = table.options
         self._driver: Driver | None = None
         self._initial: Offsets | None = None
+        self._position = Position()
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles without connections."""
@@ -99,6 +103,10 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     @options_coded()
     def initialOffset(self) -> Offsets:  # noqa: N802
         """Returns the offsets at which a query without a checkpoint starts."""
+        self._position.is_new()
+        return self._first()
+
+    def _first(self) -> Offsets:
         if self._initial is None:  # called twice: `latest` must be the same both times
             where = self._options.starting_offsets
             driver = self._connected()
@@ -128,11 +136,29 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         """Notes what is available now, so that the query ends there."""
         self._connected().fix_target()
 
-    def latestOffset(self, start: Offsets, limit: ReadLimit) -> Offsets:  # noqa: N802
-        """Plans the end of the next micro-batch; rollbacks become rows or errors."""
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+    def latestOffset(  # noqa: N802
+        self, start: Offsets | None = None, limit: ReadLimit | None = None
+    ) -> Offsets:
+        """Plans the end of the next micro-batch; rollbacks become rows or errors.
+
+        Before PySpark 4.2, it gets no arguments.
+        """
         with options_coded():  # inside: Spark counts the parameters of this method
-            end = self._connected().end(start, rows)
+            if start is not None:
+                rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
+                return self._end(start, rows)
+            # Of a new query, Spark asks for the end first.
+            start = self._position.start(self._first)
+            end = self._end(start, self._options.max_rows_per_trigger)
+            self._position.ends_at(end)
+            if self._options.max_rows_per_trigger is not None:
+                say_what_is_left(
+                    end, self._connected().head(), "maxRowsPerTrigger bounds each batch"
+                )
+            return end
+
+    def _end(self, start: Offsets, rows: int | None) -> Offsets:
+        end = self._connected().end(start, rows)
         if end == {name: value for name, value in start.items() if name != _START}:
             return start  # to Spark, any difference is a new batch
         if start == self._initial and self._options.starting_offsets == "latest":
@@ -148,10 +174,18 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     @options_coded()
     def partitions(self, start: Offsets, end: Offsets) -> Sequence[api.InputPartition]:
-        """Plans the partitions of a micro-batch, maybe long after its end was chosen."""
+        """Plans the partitions of a micro-batch, maybe long after its end was chosen.
+
+        Before PySpark 4.2, a query that goes on first asks for those from the end of its newest
+        batch to there, of which there are none.
+        """
+        is_again = not _TELLS_START and self._position.is_planned(start, end)
         if start != end:
             start = end.get(_START, start)
         partitions = self._connected().partitions(start, end)
+        if is_again:
+            head = self._connected().latest()
+            say_what_is_left(end, head, "the batch that was planned before the restart comes first")
         return [TaskPartition(partition) for partition in partitions]
 
     def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:
@@ -195,14 +229,6 @@ class CouchbaseDcpDataSource(api.DataSource):
 
     def streamReader(self, schema: StructType) -> CouchbaseDcpStreamReader:  # noqa: N802
         """Makes the reader of `spark.readStream`."""
-        if not _CAN_STREAM:
-            import pyspark
-
-            raise SparkReadError(
-                "COUCHBASE_DCP_SPARK_VERSION",
-                f"PySpark {pyspark.__version__} cannot stream from this source: install "
-                "pyspark 4.2 or later, or read with spark.read or mapInArrow",
-            )
         with options_coded():
             if any(name.lower() == "endingoffsets" for name in self.options):
                 raise ConfigError(
