@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING
 
@@ -53,8 +54,8 @@ def run_available_now(
     with Driver(parsed) as driver:
         target = driver.latest()
     while True:
-        query = writer.trigger(availableNow=True).start()
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        query: StreamingQuery = writer.trigger(availableNow=True).start()
+        left = None if deadline is None else deadline - time.monotonic()
         if not _wait(query, left):
             query.stop()
             raise SparkReadError(
@@ -70,7 +71,8 @@ def _wait(query: StreamingQuery, seconds: float | None) -> bool:
     if seconds is None:
         query.awaitTermination()
         return True
-    return bool(query.awaitTermination(seconds))
+    # Spark takes no 0.
+    return bool(query.awaitTermination(max(1, math.ceil(seconds))))
 
 
 def _reaches(end: Mapping[str, Any], target: Offsets) -> bool:
