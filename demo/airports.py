@@ -225,7 +225,7 @@ def run_query(
     changes = (
         spark.readStream.format("couchbase.dcp")
         .options(**{name: str(value) for name, value in options.items()})
-        .option("maxRowsPerTrigger", LIMIT)
+        .option("maxOffsetsPerTrigger", LIMIT)
         .load()
     )
     query = (

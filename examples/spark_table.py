@@ -22,7 +22,7 @@ def main(connection_string: str, folder: str) -> None:
         "password": os.environ.get("COUCHBASE_PASSWORD", "password"),
         "documentSchema": "name STRING, n INT",
         "onRollback": "resync",
-        "maxRowsPerTrigger": "500000",
+        "maxOffsetsPerTrigger": "500000",
     }
     changes = spark.readStream.format("couchbase.dcp").options(**options).load()
     query = (

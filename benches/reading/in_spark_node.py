@@ -91,7 +91,7 @@ def micro_batches(spark: SparkSession, job: dict[str, Any], options: dict[str, s
             wanted = {
                 **options,
                 "numPartitions": str(tasks),
-                "maxRowsPerTrigger": str(rows // BATCHES),
+                "maxOffsetsPerTrigger": str(rows // BATCHES),
             }
             folder = str(Path(job["folder"], f"{tasks}-{round_number}"))
             batches = query(spark, wanted, folder)

@@ -17,7 +17,7 @@ from typing import (
     TypeVar,
 )
 
-from dcp_rs import _dcp_rs, _keywords
+from dcp_rs import _dcp_rs, _deprecated, _keywords
 from dcp_rs.client import Bucket, Client, connect, connection_options, stream_options
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
@@ -118,6 +118,8 @@ def _signed(function: _Function, signature: inspect.Signature) -> _Function:
 def _arguments(
     name: str, signature: inspect.Signature, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> dict[str, Any]:
+    if signature is _STREAM:
+        _deprecated.take(kwargs, _deprecated.OF_STREAM)
     _keywords.check(name, signature.parameters, kwargs)
     bound = signature.bind(*args, **kwargs)
     bound.apply_defaults()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
-from dcp_rs import _checks, _dcp_rs, _keywords
+from dcp_rs import _checks, _dcp_rs, _deprecated, _keywords
 from dcp_rs._stream_start import StreamStart
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ClosedError, ConfigError, DcpError, ForkedProcessError
@@ -329,6 +329,7 @@ class Client(Bucket):
         """
         return self._inner.high_seqnos()
 
+    @_deprecated.accepts(_deprecated.OF_STREAM)
     @_keywords.checked
     def stream(
         self,
@@ -347,7 +348,7 @@ class Client(Bucket):
         document_schema: str | pa.Schema | DocumentSchema | None = None,
         include: Include | Iterable[Include] = (),
         persisted_only: bool = False,
-        ignore_purged_tombstones: bool = False,
+        on_purge: Literal["resync", "ignore"] = "resync",
         out_of_order: bool = False,
         batch: BatchPolicy | None = None,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
@@ -412,15 +413,18 @@ class Client(Bucket):
                 everything that it had when the stream was opened. `system_documents`: documents of
                 the scope `_system`, which `collections` can also name, and records of distributed
                 transactions (keys that begin with `_txn:`).
-            persisted_only: Off by default, unlike `persistedOnly` in Spark. Whether to deliver a
+            persisted_only: Off by default, unlike `persistedOnly` in Spark, because a stream's
+                checkpoint finds its way back if a failover takes changes back. Whether to deliver a
                 change only once every present copy of its vBucket has it on disk, so that no
                 failover to one of them takes it back. Unpersisted changes count towards the
                 connection's `buffer_size`. On ephemeral buckets it has no effect, and an event says
                 so.
-            ignore_purged_tombstones: Whether to resume even if the server has purged deletions
-                above the position. The stream then never sees those deletions: their documents stay
-                in your target. Otherwise, the vBucket starts over after a rollback row, as it
-                always does on servers before 7.2.
+            on_purge: What to do if the server has purged deletions above the position. `resync`
+                delivers a rollback row and starts the vBucket over, as `on_rollback` allows.
+                `ignore` resumes and never sees those deletions: their documents stay in your
+                target. It needs Couchbase Server 7.2; older servers always resync. `fail`, as in
+                plans, is refused: to a stream, the server does not tell a purge from another
+                rollback.
             out_of_order: Whether the server may send the first load of a vBucket in the order of
                 its keys, which is faster for one small collection of a large bucket (Couchbase
                 Server 7.1 or later). The position of the vBucket stays at the beginning until the

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from dcp_rs import _checks, _dcp_rs, _keywords
+from dcp_rs import _checks, _dcp_rs, _deprecated, _keywords
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.client import Client
 from dcp_rs.exceptions import CheckpointError
@@ -58,22 +58,25 @@ class Task(NamedTuple):
     """The ranges and everything else that the stream needs, as text to send to the task."""
 
 
+@_deprecated.accepts(*_deprecated.OF_PLAN)
 @_keywords.checked
 @dataclass(frozen=True, kw_only=True)
 class PlanOptions:
     """How batches are planned."""
 
-    max_rows: int | None = None
+    max_seqnos: int | None = None
     """Most seqnos in a batch, an upper bound of its rows."""
     until: Offsets | None = None
     """Offsets that no batch may pass."""
     on_rollback: Literal["emit", "fail", "resync"] = "emit"
     """What to do if the server's history differs from what was read."""
     persisted_only: bool = True
-    """On by default, unlike in `dcp_rs.Client.stream`. Whether to read only changes that every copy
-    of a vBucket has on disk."""
-    allow_data_loss: bool = False
-    """Whether to continue if deletions may have been purged before they were read."""
+    """On by default, unlike in `dcp_rs.Client.stream`, because a batch ends at offsets that a
+    failover could take back. Whether to read only changes that every copy of a vBucket has on
+    disk."""
+    on_purge: Literal["fail", "resync"] = "fail"
+    """What to do if deletions may have been purged before they were read: `fail`, or `resync`: a
+    rollback row, then the vBucket from its beginning."""
     is_last: bool = False
     """Whether no later read resumes from the end, which then includes unpersisted changes."""
 

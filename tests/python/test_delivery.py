@@ -27,7 +27,7 @@ def test_a_planned_read_delivers_exactly_up_to_its_end(single, persisted_only):
     planner = Planner(client)
     start, read, lengths = planner.earliest(), [], []
     for most in (7, 1, 7, 5):
-        options = PlanOptions(max_rows=most, persisted_only=persisted_only)
+        options = PlanOptions(max_seqnos=most, persisted_only=persisted_only)
         deadline = time.monotonic() + 20
         while (end := planner.end(start, options)) == start:
             assert time.monotonic() < deadline, "nothing is persisted"

@@ -147,7 +147,7 @@ def test_a_first_load_out_of_order_cannot_fail_on_rollbacks(client):
         client.stream(out_of_order=True, on_rollback="fail")
 
 
-@pytest.mark.parametrize("option", ["out_of_order", "ignore_purged_tombstones"])
+@pytest.mark.parametrize("option", ["out_of_order", "persisted_only"])
 def test_options_are_flags(client, option):
     with pytest.raises(ConfigError, match=f"{option}: must be True or False, not int"):
         client.stream(**{option: 1})
@@ -167,5 +167,5 @@ def test_a_reader_goes_on_below_what_was_purged():
         options = {"start": stream.checkpoint(), "until": "now"}
         rows = rows_of(client.stream(**options))
         assert ops(rows) == [("rollback", None), ("mutation", "b"), ("mutation", "c")]
-        rows = rows_of(client.stream(**options, ignore_purged_tombstones=True))
+        rows = rows_of(client.stream(**options, on_purge="ignore"))
         assert ops(rows) == [("mutation", "c")]

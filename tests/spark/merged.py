@@ -110,7 +110,7 @@ def keep(spark, read=Kept.table):
             assert read(kept) == kept.truth()
 
         kept.write(0, 60, 1)
-        run(maxRowsPerTrigger=50)
+        run(maxOffsetsPerTrigger=50)
         # A batch again, of whose keys some were rewritten, removed and made again meanwhile.
         kept.forget_commit()
         kept.write(24, 54, 3)
@@ -121,7 +121,7 @@ def keep(spark, read=Kept.table):
         run()
         kept.lose()
         kept.write(36, 48, 6)
-        run(maxRowsPerTrigger=60)
+        run(maxOffsetsPerTrigger=60)
         # A batch is to run again whose end is lost.
         kept.forget_commit()
         kept.lose()

@@ -88,7 +88,7 @@ def stream(spark, options):
     changes = (
         spark.readStream.format("couchbase.dcp")
         .options(**options)
-        .option("maxRowsPerTrigger", 700)
+        .option("maxOffsetsPerTrigger", 700)
         .load()
     )
     with tempfile.TemporaryDirectory() as folder:

@@ -33,7 +33,7 @@ def ran(tmp_path_factory):
             "username": "reader",
             "password": PASSWORD,
             "bucket": "changes",
-            "maxRowsPerTrigger": "1000",
+            "maxOffsetsPerTrigger": "1000",
         }
         program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("session.py"))]
         job = json.dumps(["in a cluster", options, str(folder)]) + "\n"

@@ -371,13 +371,13 @@ class TestReadsFromACheckpoint:
 
     def test_a_job_goes_on_from_it(self, rolled_back):
         options, checkpoint, wanted = rolled_back
-        partitions = dcp_rs.spark.partitions(options, since=checkpoint)
+        partitions = dcp_rs.spark.partitions(options, start=checkpoint)
         assert self.rows(partitions) == wanted
-        assert dcp_rs.spark.partitions(options, since=partitions.end) == []
+        assert dcp_rs.spark.partitions(options, start=partitions.end) == []
 
     def test_it_may_have_an_end(self, rolled_back):
         options, checkpoint, wanted = rolled_back
-        end = dcp_rs.spark.partitions(options, since="earliest").end
+        end = dcp_rs.spark.partitions(options, start="earliest").end
         bounded = options | {"startingOffsets": checkpoint, "endingOffsets": end}
         assert self.rows(batch_partitions(ReadOptions.parse(bounded))) == wanted
 

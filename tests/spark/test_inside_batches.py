@@ -80,7 +80,7 @@ def offered(cluster, query):
     deadline = time.monotonic() + PATIENCE
     while True:
         cluster.persist()
-        end = dcp_rs.spark.partitions(query.options, since="earliest").end
+        end = dcp_rs.spark.partitions(query.options, start="earliest").end
         if sum(json.loads(end)["s"]) == sum(cluster.high_seqnos().values()):
             return
         assert time.monotonic() < deadline, "not everything is persisted"

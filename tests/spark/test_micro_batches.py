@@ -89,7 +89,7 @@ class TestDataLoss:
 
     def test_the_vbucket_can_be_read_again(self, cluster, behind, keys):
         job = behind()
-        job.restart(failOnDataLoss="false")
+        job.restart(onPurge="resync")
         job.drain()
         (marker,) = [row for row in job.rows if row.op == "rollback"]
         assert (marker.vbucket, marker.seqno, marker.epoch) == (VBUCKET, 0, 1)

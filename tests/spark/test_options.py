@@ -113,7 +113,7 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
         ("numPartitions", "0"),
         ("numPartitions", "many"),
         ("numPartitions", "65536"),
-        ("maxRowsPerTrigger", str(1 << 63)),
+        ("maxOffsetsPerTrigger", str(1 << 63)),
         ("batchBytes", "4mm"),
         ("batchBytes", "4 megabytes"),
         ("batchBytes", "17m"),

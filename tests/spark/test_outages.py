@@ -100,7 +100,7 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, st
     deadline = time.monotonic() + PATIENCE
     while True:  # until both copies have it on disk
         cluster.persist()
-        first = dcp_rs.spark.partitions(query.options, since="earliest")
+        first = dcp_rs.spark.partitions(query.options, start="earliest")
         if sum(partition.size for partition in first) == 4:
             break
         assert time.monotonic() < deadline, "not everything is persisted"
@@ -142,7 +142,7 @@ def test_a_task_ends_only_once_what_replaced_its_rows_is_on_all_copies(spark, st
     while state != truth(cluster, keys):
         assert time.monotonic() < deadline, "a row is lost"
         cluster.persist()
-        end = run(dcp_rs.spark.partitions(query.options, since=end))
+        end = run(dcp_rs.spark.partitions(query.options, start=end))
 
 
 def test_purged_deletions_stop_a_query_without_statistics_unless_it_may_lose_them(start_cluster):
@@ -160,7 +160,7 @@ def test_purged_deletions_stop_a_query_without_statistics_unless_it_may_lose_the
     for _ in range(2):
         with pytest.raises(Exception, match=r"COUCHBASE_DCP_DATA_LOSS"):
             query.run()
-    query.run(failOnDataLoss="false", onRollback="resync")
+    query.run(onPurge="resync", onRollback="resync")
     rows = query.rows()
     assert markers(rows) == [(VBUCKET, 0, 1)]
     assert live(documents(rows)) == truth(cluster, keys)
@@ -239,7 +239,7 @@ class TestCollections:
     def test_the_lag_is_that_of_what_is_read(self, shop):
         cluster, query = shop
         write(cluster, [f"default_{n}" for n in range(100)], b"1")
-        ended = query.run(collections="shop.orders", maxRowsPerTrigger="30")
+        ended = query.run(collections="shop.orders", maxOffsetsPerTrigger="30")
         lags = [dcp_rs.spark.lag(progress) for progress in ended.recentProgress]
         totals = [lag.total for lag in lags]
         assert totals == sorted(totals, reverse=True)
@@ -252,7 +252,7 @@ def test_the_lag_is_what_the_server_has_and_not_what_was_planned(start_cluster):
     cluster, query = start_cluster(nodes=1)
     keys = own_keys(cluster, 100)
     write(cluster, keys, b"1")
-    ended = query.run(maxRowsPerTrigger="40")
+    ended = query.run(maxOffsetsPerTrigger="40")
     lags = [dcp_rs.spark.lag(progress.json) for progress in ended.recentProgress]
     assert [lag.total for lag in lags][:3] == [60, 20, 0]
     assert lags[0].by_vbucket == {VBUCKET: 60}

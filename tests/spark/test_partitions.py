@@ -83,13 +83,13 @@ class TestOffsetsThatAreNotTrue:
     def ends(self, options, load, cluster):
         load(10)
         cluster.persist()
-        return dcp_rs.spark.partitions(options, since="earliest").end
+        return dcp_rs.spark.partitions(options, start="earliest").end
 
     @pytest.fixture
     def refused(self, options):
         def refuse(code, offsets, **more):
             for read in (
-                lambda: dcp_rs.spark.partitions(options | more, since=offsets),
+                lambda: dcp_rs.spark.partitions(options | more, start=offsets),
                 lambda: batch_partitions(ReadOptions.parse(options | {"startingOffsets": offsets})),
                 lambda: batch_partitions(ReadOptions.parse(options | {"endingOffsets": offsets})),
             ):
@@ -109,14 +109,14 @@ class TestOffsetsThatAreNotTrue:
         known = {name: options[name] for name in ("bucket", "username", "password")}
         with dcp_rs.testing.EmbeddedCluster(**known) as other:
             there = options | {"connectionString": other.connection_string}
-            refused("BUCKET_CHANGED", dcp_rs.spark.partitions(there, since="earliest").end)
+            refused("BUCKET_CHANGED", dcp_rs.spark.partitions(there, start="earliest").end)
 
     def test_an_end_that_is_not_there_yet(self, options, cluster, ends):
-        before = dcp_rs.spark.partitions(options, since="earliest").end
+        before = dcp_rs.spark.partitions(options, start="earliest").end
         vbucket = cluster.vbucket_of("more")
         cluster.upsert("more", b"{}")
         cluster.persist()
-        later = dcp_rs.spark.partitions(options, since=ends).end
+        later = dcp_rs.spark.partitions(options, start=ends).end
         until = options | {"startingOffsets": before, "endingOffsets": later}
         (partition,) = batch_partitions(ReadOptions.parse(until))
         assert partition.vbuckets == (vbucket,)
@@ -128,7 +128,7 @@ class TestOffsetsThatAreNotTrue:
         vbucket = next(iter(dcp_rs.spark.partitions(options)[0].vbuckets))
         cluster.roll_back(vbucket, 0)
         with pytest.raises(SparkReadError, match=f"ROLLBACK.*vb:{vbucket} "):
-            dcp_rs.spark.partitions(options | {"onRollback": "fail"}, since=ends)
+            dcp_rs.spark.partitions(options | {"onRollback": "fail"}, start=ends)
 
 
 @pytest.mark.parametrize("on_rollback", ["emit", "resync"])
@@ -162,7 +162,7 @@ def test_a_rollback_row_is_that_of_a_stream(options, cluster, load, on_rollback)
         expected = rollbacks_of(stream)
     options |= {name: ",".join(names) for name, names in given.items()}
     options |= {"documentSchema": "n INT", "onRollback": on_rollback}
-    partitions = dcp_rs.spark.partitions(options, since=read.to_json())
+    partitions = dcp_rs.spark.partitions(options, start=read.to_json())
     found = rollbacks_of(batch for each in partitions for batch in read_partition(each))
     assert found == expected
     assert {row["vbucket"] for row in found} == set(vbuckets)

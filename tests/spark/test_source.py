@@ -87,7 +87,7 @@ def test_a_schema_the_table_does_not_have_is_refused(spark, options, schema, sai
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"maxRowPerTrigger": "5"}, "did you mean maxRowsPerTrigger"),
+        ({"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
         ({"password": "wrong"}, "COUCHBASE_DCP_AUTHENTICATION"),
         ({"startingOffsets": '{"v":1}'}, "COUCHBASE_DCP_CHECKPOINT"),
         ({"startingOffsets": "yesterday"}, "earliest, latest or offsets as JSON"),
@@ -106,11 +106,11 @@ def test_offsets_bound_a_read_on_both_sides(spark, options, cluster):
     for n in range(100):
         cluster.upsert(b"first_%d" % n, b"{}")
     cluster.persist()
-    first = dcp_rs.spark.partitions(options, since="earliest")
+    first = dcp_rs.spark.partitions(options, start="earliest")
     for n in range(100):
         cluster.upsert(b"second_%d" % n, b"{}")
     cluster.persist()
-    second = dcp_rs.spark.partitions(options, since=first.end)
+    second = dcp_rs.spark.partitions(options, start=first.end)
     for n in range(100):
         cluster.upsert(b"third_%d" % n, b"{}")
     cluster.persist()
@@ -130,7 +130,7 @@ def test_an_incremental_job_reads_each_change_once(spark, options, cluster):
         for n in range(50):
             cluster.upsert(b"%d_%d" % (run, n), b"{}")
         cluster.persist()
-        partitions = dcp_rs.spark.partitions(options, since=since)
+        partitions = dcp_rs.spark.partitions(options, start=since)
         task = dcp_rs.spark.map_in_arrow(options, partitions)
         n = len(task)
         schema = dcp_rs.spark.schema(options)
@@ -139,7 +139,7 @@ def test_an_incremental_job_reads_each_change_once(spark, options, cluster):
         seen += [row.key for row in rows]
         since = partitions.end
     assert len(seen) == len(set(seen)) == 200
-    assert dcp_rs.spark.partitions(options, since=since) == []
+    assert dcp_rs.spark.partitions(options, start=since) == []
 
 
 def test_a_sql_view_reads_the_bucket(spark, options, load):
@@ -154,7 +154,7 @@ def test_no_plan_shows_the_password(spark, options, load, capsys):
     load(10)
     read(spark, options).explain("extended")
     assert options["password"] not in capsys.readouterr().out
-    assert options["password"] not in repr(dcp_rs.spark.partitions(options, since="earliest"))
+    assert options["password"] not in repr(dcp_rs.spark.partitions(options, start="earliest"))
 
 
 def test_spark_finds_the_source_by_itself():
@@ -168,7 +168,7 @@ def test_spark_finds_the_source_by_itself():
 def test_offsets_are_json_in_one_line(options, cluster, load):
     load(10)
     cluster.persist()
-    end = dcp_rs.spark.partitions(options, since="earliest").end
+    end = dcp_rs.spark.partitions(options, start="earliest").end
     assert "\n" not in end
     document = json.loads(end)
     assert document["v"] == 2

@@ -32,7 +32,7 @@ def query(spark, options, tmp_path, cluster):
 
 def test_available_now_reads_everything_in_limited_batches(query, load):
     expected = load(1000)
-    ended = query.run(maxRowsPerTrigger="300")
+    ended = query.run(maxOffsetsPerTrigger="300")
     sizes = [progress["numInputRows"] for progress in ended.recentProgress]
     assert max(sizes) <= 300
     assert sum(sizes) == 1000
@@ -65,7 +65,7 @@ def test_with_a_writer_running_nothing_is_lost_or_doubled(query, cluster):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        running = query.run(wait=False, maxRowsPerTrigger="5000")
+        running = query.run(wait=False, maxOffsetsPerTrigger="5000")
         deadline = time.monotonic() + PATIENCE
         while len(running.recentProgress) < 3:
             assert time.monotonic() < deadline, "no progress"
@@ -88,7 +88,7 @@ def test_a_killed_driver_goes_on_where_it_was(query, options, cluster, tmp_path)
     for key in keys:
         cluster.upsert(key, b"1")
     cluster.persist()
-    limited = {**options, "maxRowsPerTrigger": "100"}
+    limited = {**options, "maxOffsetsPerTrigger": "100"}
     program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("session.py"))]
     # A session of its own, so that the JVM is killed with it.
     with subprocess.Popen(program, stdin=subprocess.PIPE, start_new_session=True) as driver:

@@ -22,7 +22,7 @@ use crate::queue::Queue;
 use crate::stream_task::{Placement, SharedStats, StreamConfig, StreamTask, check_end};
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
-    Filter, Observer, Start, StreamEvent, StreamOptions,
+    Filter, Observer, OnPurge, Start, StreamEvent, StreamOptions,
 };
 use crate::{filter, options};
 
@@ -191,7 +191,7 @@ impl Client {
 
     /// What a stream with these options reads, and what was found out for it.
     async fn resolve(&self, options: &StreamOptions) -> Result<(ReadPlan, Opened), Error> {
-        options::check(options)?;
+        options.check()?;
         let vbids = self.vbuckets(options)?;
         let mut nodes = self.nodes(options, options.retry_timeout, &vbids).await?;
         // Each connection has fetched the manifest of its node: this is the newest of them.
@@ -212,7 +212,7 @@ impl Client {
             to: to.into_iter().filter(|(vbid, _)| vbids.contains(vbid)).collect(),
             ends,
             rolled_back: Vec::new(),
-            past_purge: options.ignore_purged_tombstones,
+            past_purge: options.on_purge == OnPurge::Ignore,
             clamp: options.clamp,
             persisted_only: options.persisted_only,
             end_persisted: options.end_persisted,
@@ -269,7 +269,9 @@ impl Client {
         let queue = Arc::new(Queue::new());
         let stats = Arc::new(SharedStats::default());
         if plan.persisted_only && !config.delivery.persisted_only {
-            tracing::warn!("persisted_only has no effect on an ephemeral bucket");
+            tracing::warn!(
+                "the bucket has no disk: changes are delivered although no copy has persisted them"
+            );
             stats.events.push(StreamEvent::NothingPersisted);
         }
         for vbid in empty {
@@ -330,8 +332,8 @@ impl Client {
         let ignore_purged_tombstones = plan.past_purge && config.ignores_purges();
         if plan.past_purge && !ignore_purged_tombstones {
             tracing::warn!(
-                "ignore_purged_tombstones needs Couchbase Server 7.2: vBuckets with purged \
-                 deletions start from the beginning"
+                "this server cannot resume where deletions were purged, as Couchbase Server 7.2 \
+                 can: such vBuckets start from the beginning"
             );
         }
         let persisted_only = plan.persisted_only && !self.bucket.config().is_ephemeral();

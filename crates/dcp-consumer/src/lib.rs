@@ -89,8 +89,8 @@ pub use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 pub use dcp_proto::consumer::{ConnectionStats, ProtocolError, StreamFilter};
 pub use dcp_proto::topology::{Address, Manifest, Network, NetworkSelection};
 pub use dcp_proto::{
-    BatchSink, Change, ChangeSink, FailoverLog, MutationRun, OnRollback, Op, Position, Rollback,
-    RunError, SinkError, Snapshot, SystemEventRecord,
+    BatchSink, Change, ChangeSink, FailoverLog, MutationRun, OnPurge, OnRollback, Op, Position,
+    Rollback, RunError, SinkError, Snapshot, SystemEventRecord,
 };
 pub use dcp_wire::message::{MutationView, SystemEventId};
 pub use dcp_wire::sasl::Mechanism;

@@ -8,7 +8,7 @@ use dcp_proto::consumer::StreamFilter;
 use dcp_proto::{CollectionPatterns, RowFilter};
 use dcp_wire::{Seqno, Vbid};
 
-use crate::{Error, OnRollback};
+use crate::{Error, OnPurge, OnRollback};
 
 /// Where a stream begins.
 #[derive(Clone, Debug, Default)]
@@ -171,10 +171,11 @@ pub struct StreamOptions {
     /// [`ErrorKind::Unsupported`](crate::ErrorKind::Unsupported). Positions do not depend on it: it
     /// may be turned on or off when resuming from a checkpoint, for the changes after it.
     pub history: bool,
-    /// Whether to resume from a position below the server's purge seqno, missing the deletions that
-    /// the server has purged since. Otherwise the server rolls it back to the beginning. Servers
-    /// before 7.2 always do.
-    pub ignore_purged_tombstones: bool,
+    /// What happens to a position below the server's purge seqno: [`OnPurge::Resync`] or
+    /// [`OnPurge::Ignore`]. To the server, the former is a rollback, so
+    /// [`on_rollback`](Self::on_rollback) may end the stream; servers before 7.2 cannot do the
+    /// latter.
+    pub on_purge: OnPurge,
     /// Whether the server may send the initial load of a vBucket in key order, which saves a scan
     /// of the whole vBucket if the filter names one small collection.
     ///
@@ -237,7 +238,7 @@ impl Default for StreamOptions {
             end_persisted: false,
             system_documents: false,
             history: false,
-            ignore_purged_tombstones: false,
+            on_purge: OnPurge::Resync,
             out_of_order: false,
             caught_up: false,
             compressed: false,
@@ -248,23 +249,36 @@ impl Default for StreamOptions {
     }
 }
 
-/// Refuses options that contradict each other.
-pub(crate) fn check(options: &StreamOptions) -> Result<(), Error> {
-    check_batch(&options.batch)?;
-    Err(match &options.end {
-        End::Never if options.clamp => {
-            Error::option(&["clamp"], "the stream has no end to stop at")
-        }
-        _ if options.end_persisted && !options.persisted_only => {
-            Error::option(&["end_persisted", "persisted_only"], "the first needs the second")
-        }
-        _ if options.out_of_order && options.on_rollback == OnRollback::Fail => Error::option(
-            &["out_of_order", "on_rollback"],
-            "a lost connection restarts the initial load, which is reported as a rollback: \
+impl StreamOptions {
+    /// Refuses options that contradict each other, as opening a stream does.
+    ///
+    /// # Errors
+    ///
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config), with the options.
+    pub fn check(&self) -> Result<(), Error> {
+        check_batch(&self.batch)?;
+        Err(match &self.end {
+            End::Never if self.clamp => {
+                Error::option(&["clamp"], "the stream has no end to stop at")
+            }
+            _ if self.end_persisted && !self.persisted_only => {
+                let problem = "an end is not persisted before the changes up to it: set both";
+                Error::option(&["end_persisted", "persisted_only"], problem)
+            }
+            _ if self.on_purge == OnPurge::Fail => Error::option(
+                &["on_purge"],
+                "a stream cannot fail at a purge, which the server does not tell from other \
+             rollbacks: choose 'resync' or 'ignore'",
+            )
+            .with_value("fail"),
+            _ if self.out_of_order && self.on_rollback == OnRollback::Fail => Error::option(
+                &["out_of_order", "on_rollback"],
+                "a lost connection restarts the initial load, which is reported as a rollback: \
              choose 'emit' or 'resync'",
-        ),
-        _ => return Ok(()),
-    })
+            ),
+            _ => return Ok(()),
+        })
+    }
 }
 
 /// Refuses empty batches.

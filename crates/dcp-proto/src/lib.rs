@@ -109,6 +109,6 @@ pub use history::{CompletePoint, History};
 pub use position::{Position, Snapshot};
 pub use row_filter::{InvalidRowFilter, RowFilter};
 pub use sink::{
-    BatchSink, CaughtUp, Change, ChangeSink, MutationRun, OnRollback, Op, Rollback, RunError,
-    SinkError, SystemEventRecord,
+    BatchSink, CaughtUp, Change, ChangeSink, MutationRun, OnPurge, OnRollback, Op, Rollback,
+    RunError, SinkError, SystemEventRecord,
 };

@@ -151,6 +151,20 @@ pub enum OnRollback {
     Resync,
 }
 
+/// What happens when the server has purged deletions above the position of a reader.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum OnPurge {
+    /// Stop with an error. Only for a plan: a server answers a stream request below its purge seqno
+    /// with ROLLBACK, as any other that it cannot resume.
+    #[default]
+    Fail,
+    /// Deliver a record of the rollback, and the vBucket from its beginning.
+    Resync,
+    /// Resume, and miss these deletions. Only for a stream; servers before 7.2 cannot do it.
+    Ignore,
+}
+
 /// A vBucket was rolled back: changes delivered above `seqno` are void, and the current ones
 /// follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
-    End, Filter, OnRollback, Pem, SrvTargets, Start, StreamOptions, TlsOptions,
+    End, Filter, OnPurge, OnRollback, Pem, SrvTargets, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::plan::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
@@ -165,8 +165,7 @@ pub(crate) fn stream(
     let include = include(arguments)?;
     options.system_documents = include.contains(&Include::SystemDocuments);
     options.history = include.contains(&Include::History);
-    let ignore = options.ignore_purged_tombstones;
-    options.ignore_purged_tombstones = arguments.flag("ignore_purged_tombstones", ignore)?;
+    options.on_purge = arguments.word("on_purge", options.on_purge, &ON_PURGE)?;
     options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
     options.caught_up = table.system_events();
     options.compressed = settings.compressed;
@@ -286,18 +285,22 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
 const ON_ROLLBACK: [(&str, OnRollback); 3] =
     [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
 
+/// Keywords of `on_purge`.
+const ON_PURGE: [(&str, OnPurge); 3] =
+    [("fail", OnPurge::Fail), ("resync", OnPurge::Resync), ("ignore", OnPurge::Ignore)];
+
 /// The options of a plan: the limits of a batch.
 pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
     let mut limits = Limits::default();
-    let most = arguments.optional("max_rows")?;
+    let most = arguments.optional("max_seqnos")?;
     let until = arguments.optional_text("until")?;
-    limits.max_seqnos = most.map(|most| integer("max_rows", &most, &ANY)).transpose()?;
+    limits.max_seqnos = most.map(|most| integer("max_seqnos", &most, &ANY)).transpose()?;
     limits.until =
         until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?;
-    // Unlike in a stream: a reader that continues from an end cannot undo what it has read.
+    // Unlike in a stream: a failover may take back the offsets that a batch ends at.
     limits.persisted_only = arguments.flag("persisted_only", true)?;
     limits.on_rollback = arguments.word("on_rollback", limits.on_rollback, &ON_ROLLBACK)?;
-    limits.allow_data_loss = arguments.flag("allow_data_loss", limits.allow_data_loss)?;
+    limits.on_purge = arguments.word("on_purge", limits.on_purge, &ON_PURGE)?;
     limits.is_last = arguments.flag("is_last", limits.is_last)?;
     Ok(limits)
 }
@@ -318,7 +321,8 @@ pub(crate) fn check_batch(options: Bound<'_, PyDict>) -> PyResult<()> {
 #[pyfunction]
 pub(crate) fn check_stream(options: Bound<'_, PyDict>) -> PyResult<()> {
     let arguments = Arguments::new(options);
-    stream(&arguments, ConnectionSettings::read(&arguments)?, &table(&arguments)?).map(drop)
+    let options = stream(&arguments, ConnectionSettings::read(&arguments)?, &table(&arguments)?)?;
+    Ok(options.check().map_err(Failure::from)?)
 }
 
 /// The defaults of options by group and name.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs import _dcp_rs
+from dcp_rs import _dcp_rs, _deprecated
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.client import ConnectionOptions
 from dcp_rs.documents import DocumentSchema
@@ -442,10 +442,11 @@ _READING = {
     "persisted_only": click.option(
         "--persisted-only", is_flag=True, help="Read only changes that every copy has on disk."
     ),
-    "ignore_purged_tombstones": click.option(
-        "--ignore-purged-tombstones",
-        is_flag=True,
-        help="Resume even if deletions were purged, and miss them.",
+    "on_purge": click.option(
+        "--on-purge",
+        type=click.Choice(["resync", "ignore"]),
+        help="What to do if deletions were purged that were not read: resync starts the vBucket"
+        f" over, ignore misses them ({_STREAM['on_purge']}).",
     ),
     "out_of_order": click.option(
         "--out-of-order", is_flag=True, help="Allow first loads in key order."
@@ -468,6 +469,18 @@ _READING = {
 }
 
 
+_OLD = {
+    "ignore_purged_tombstones": click.option(
+        "--ignore-purged-tombstones", is_flag=True, hidden=True
+    ),
+}
+
+
+def _warn(renamed: _deprecated.Renamed, value: object) -> None:
+    old, new = (f"--{name.replace('_', '-')}" for name in (renamed.old, renamed.new))
+    print(f"dcp-rs: {old} is deprecated: use {new} {value}", file=sys.stderr)
+
+
 def resume_from(store: FileStore, reading: dict[str, Any]) -> None:
     """Makes `reading` start from a store, or at its own start if the store is empty."""
     start = reading.get("start", "earliest")
@@ -482,9 +495,14 @@ def resume_from(store: FileStore, reading: dict[str, Any]) -> None:
 def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = None) -> Decorator:
     """Passes `reading` to the command: the arguments of `Client.stream` that were given."""
     names = [name for name in only or _READING if name not in set(but)]
+    options_of = {name: _READING[name] for name in names}
+    # `replicate` never had the old name.
+    if only is None:
+        options_of |= _OLD
 
     def take(options: dict[str, Any]) -> None:
-        reading = specified({name: options.pop(name) for name in names})
+        reading = specified({name: options.pop(name) for name in options_of})
+        _deprecated.take(reading, _deprecated.OF_STREAM, warn=_warn)
         how = {
             python: reading.pop(option)
             for option, python in (("document_prefix", "prefix"), ("on_malformed", "on_malformed"))
@@ -498,4 +516,4 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
             )
         options["reading"] = reading
 
-    return with_options([_READING[name] for name in names], take)
+    return with_options(options_of.values(), take)

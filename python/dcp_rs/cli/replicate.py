@@ -46,6 +46,7 @@ TARGET is one of
         "on_malformed",
         "key_type",
         "persisted_only",
+        "on_purge",
     )
 )
 @click.option(

@@ -85,7 +85,7 @@ def _read(
         start=start,
         until={vbucket: seqno},
         # What was purged is not looked for, and must not make the server start over.
-        ignore_purged_tombstones=True,
+        on_purge="ignore",
         **reading,
     ) as stream:
         names = list(stream.column_names)

@@ -104,6 +104,7 @@ def replicate(
     key_type: Literal["string", "binary"] = "string",
     on_error: Literal["reject", "fail"] | None = None,
     persisted_only: bool = False,
+    on_purge: Literal["resync", "ignore"] = "resync",
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
@@ -134,6 +135,8 @@ def replicate(
             `dcp_rs.exceptions.DataError`, as does a target of your own by default.
         persisted_only: Whether to write only changes that every copy has on disk, as in
             `dcp_rs.Client.stream`.
+        on_purge: What to do if deletions were purged that the target does not have, as in
+            `dcp_rs.Client.stream`: `resync` reads the vBucket again, `ignore` keeps their rows.
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
         commit_interval: Seconds after the first change after which to commit.
@@ -162,6 +165,7 @@ def replicate(
     _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
+    _checks.word("on_purge", on_purge, ("resync", "ignore"))
     _checks.word("key_type", key_type, ("string", "binary"))
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
@@ -197,6 +201,7 @@ def replicate(
         once=once,
         collections=names,
         persisted_only=persisted_only,
+        on_purge=on_purge,
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,

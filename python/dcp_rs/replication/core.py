@@ -59,6 +59,7 @@ class Settings:
     once: bool
     collections: list[str] | None
     persisted_only: bool
+    on_purge: Literal["resync", "ignore"]
     commit_rows: int
     commit_bytes: int
     commit_interval: float
@@ -189,6 +190,7 @@ class Replication:
             until="now" if until_now else None,
             collections=settings.collections,
             persisted_only=settings.persisted_only,
+            on_purge=settings.on_purge,
             include="system_events",
             on_rollback="resync" if settings.mode == "table" else "emit",
             batch=BatchPolicy(

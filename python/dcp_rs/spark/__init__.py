@@ -118,7 +118,7 @@ def merge_into(
 
     Returns:
         A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver as
-            Arrow data; bound a batch with the option `maxRowsPerTrigger`. It raises
+            Arrow data; bound a batch with the option `maxOffsetsPerTrigger`. It raises
             `dcp_rs.exceptions.ConfigError`, before it writes any of the batch, if the table belongs
             to another query or has rows from elsewhere, lacks earlier batches of this query, or
             contradicts the schema, or if the query does not resync.

@@ -72,7 +72,7 @@ class Driver:
     def end(
         self,
         start: Offsets | dcp_rs.Checkpoint,
-        max_rows: int | None = None,
+        max_seqnos: int | None = None,
         until: Offsets | None = None,
         *,
         is_last: bool = False,
@@ -81,7 +81,7 @@ class Driver:
 
         Args:
             start: Where it begins.
-            max_rows: Most seqnos to read.
+            max_seqnos: Most seqnos to read.
             until: Offsets not to pass.
             is_last: Whether no other read goes on from the end.
 
@@ -89,7 +89,7 @@ class Driver:
             SparkReadError: The bucket is another one, was rolled back and `onRollback` is `fail`,
                 has lost deletions, or cannot be reached.
         """
-        options = self._plan(max_rows, until, is_last=is_last)
+        options = self._plan(max_seqnos, until, is_last=is_last)
         return self._ask("planning a read", lambda planner: planner.end(start, options))
 
     def partitions(
@@ -122,14 +122,14 @@ class Driver:
         self.close()
 
     def _plan(
-        self, max_rows: int | None = None, until: Offsets | None = None, *, is_last: bool = False
+        self, max_seqnos: int | None = None, until: Offsets | None = None, *, is_last: bool = False
     ) -> PlanOptions:
         return PlanOptions(
-            max_rows=max_rows,
+            max_seqnos=max_seqnos,
             until=until,
             on_rollback=self._options.on_rollback,
             persisted_only=self._options.persisted_only,
-            allow_data_loss=not self._options.fail_on_data_loss,
+            on_purge=self._options.on_purge,
             is_last=is_last,
         )
 

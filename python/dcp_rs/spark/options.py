@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, Self
 from urllib.parse import unquote
 
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks, _dcp_rs, _deprecated
+from dcp_rs._deprecated import Renamed
 from dcp_rs.client import ConnectionOptions, engine_options, shown
 from dcp_rs.documents import DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError
@@ -27,6 +28,13 @@ _FALSE = frozenset({"false", "0", "no"})
 _STREAM = _dcp_rs.defaults()["stream"]
 
 
+_OLD = (
+    Renamed("fail_on_data_loss", "on_purge", ("resync", "fail")),
+    Renamed("max_rows_per_trigger", "max_offsets_per_trigger"),
+)
+
+
+@_deprecated.accepts(*_OLD)
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
     """What to read and how.
@@ -112,16 +120,16 @@ class ReadOptions:
     on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
     """`emit` a row with op `rollback` and continue, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
-    fail_on_data_loss: bool = True
-    """Whether to fail if deletions may have been purged before they were read; otherwise the
-    vBucket is read from its beginning."""
+    on_purge: Literal["fail", "resync"] = PlanOptions.on_purge
+    """What to do if deletions may have been purged before they were read: `fail`, or `resync`: emit
+    a rollback row and read the vBucket from its beginning."""
     persisted_only: bool = PlanOptions.persisted_only
-    """On by default, unlike in `Client.stream`. Whether streams and reads that resume take only
-    changes that every copy of a vBucket has on disk, so that no failover to one of them takes a row
-    back. Off for buckets without a disk."""
-    max_rows_per_trigger: int | None = None
-    """Most seqnos in a micro-batch, an upper bound of its rows; by default, unlimited.
-    `maxOffsetsPerTrigger` is another name for it."""
+    """On by default, unlike in `Client.stream`, because a read ends at offsets that a failover
+    could take back. Whether streams and reads that resume take only changes that every copy of a
+    vBucket has on disk, so that no failover to one of them takes a row back. Off for buckets
+    without a disk."""
+    max_offsets_per_trigger: int | None = None
+    """Most seqnos in a micro-batch, an upper bound of its rows; by default, unlimited."""
     num_partitions: int | None = None
     """Number of partitions; by default, four per node, or one for streams and reads that resume."""
     batch_rows: int | None = None
@@ -153,10 +161,8 @@ class ReadOptions:
         """
         _checks.instance("options", options, Mapping, "a mapping of names to values")
         names = {_camel(each.name).lower(): each.name for each in fields(cls)}
-        names["maxoffsetspertrigger"] = "max_rows_per_trigger"
         values: dict[str, object] = {}
-        for given, value in options.items():
-            _checks.text("options", given)
+        for given, value in _new_names(options).items():
             name = names.get(given.lower())
             if name is None:
                 known = sorted({_camel(each) for each in names.values()})
@@ -175,6 +181,7 @@ class ReadOptions:
     def _check(self) -> None:
         if not self.bucket:
             raise ConfigError("is missing", option="bucket")
+        _checks.word("onPurge", self.on_purge, ("fail", "resync"))
         sources = [self.password, self.password_file, self.password_env]
         if sum(source is not None for source in sources) > 1:
             raise ConfigError(
@@ -275,6 +282,35 @@ class ReadOptions:
         return self.password
 
 
+def _new_names(options: Mapping[str, object]) -> dict[str, object]:
+    """Returns the options without old names; other names are as they were given."""
+    old = {_camel(each.old).lower(): each for each in _OLD}
+    new = {_camel(each.new).lower(): each for each in _OLD}
+    found: dict[str, object] = {}
+    for given, value in options.items():
+        _checks.text("options", given)
+        renamed = old.get(given.lower())
+        if renamed is not None:
+            if value is None:
+                continue
+            name = _camel(renamed.old)
+            if name in found:
+                raise ConfigError("is given twice", option=name)
+            found[name] = value if renamed.words is None else _boolean(name, value)
+        elif (
+            value is not None
+            and given.lower() in new
+            and _camel(new[given.lower()].new) not in found
+        ):
+            found[_camel(new[given.lower()].new)] = value
+        else:
+            found[given] = value
+    _deprecated.take(
+        found, *(Renamed(_camel(each.old), _camel(each.new), each.words) for each in _OLD)
+    )
+    return found
+
+
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
@@ -297,6 +333,7 @@ def as_written(error: ConfigError) -> None:
         "buffer_size": "flowControlBufferBytes",
         "max_bytes": "batchBytes",
         "max_rows": "batchRows",
+        "max_seqnos": "maxOffsetsPerTrigger",
         "prefix": "documentPrefix",
     }
     error._rename(names)  # noqa: SLF001
@@ -471,18 +508,18 @@ _PARSERS: dict[str, _Parser] = {
     "connect_timeout": _seconds,
     "document_schema": _document_schema,
     "ending_offsets": _offsets("latest"),
-    "fail_on_data_loss": _boolean,
     "flow_control_buffer_bytes": _size,
     "include": _include,
     "include_value": _boolean,
     "key_type": _word,
     "keys": _names,
-    "max_rows_per_trigger": _number_to(_MOST),
+    "max_offsets_per_trigger": _number_to(_MOST),
     "metadata": _metadata,
     "network": _word,
     # There are no more vBuckets.
     "num_partitions": _number_to(0xFFFF),
     "on_malformed": _word,
+    "on_purge": _word,
     "on_rollback": _word,
     "ops": _names,
     "persisted_only": _boolean,

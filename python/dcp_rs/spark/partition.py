@@ -58,8 +58,8 @@ class Partitions(list[Partition]):
     """Partitions, and the offsets from which a later read resumes.
 
     Attributes:
-        end: End offsets of the partitions as JSON, for `since` of a later
-            `dcp_rs.spark.partitions`. `None` if they were created without `since`.
+        end: End offsets of the partitions as JSON, for `start` of a later
+            `dcp_rs.spark.partitions`. `None` if they were created without `start`.
     """
 
     def __init__(self, partitions: Iterable[Partition] = (), *, end: str | None = None) -> None:

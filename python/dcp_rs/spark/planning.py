@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import dcp_rs
+from dcp_rs import _deprecated
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError
@@ -17,16 +18,17 @@ if TYPE_CHECKING:
     from dcp_rs.planner import Offsets
 
 
+@_deprecated.accepts(_deprecated.OF_PARTITIONS)
 @options_as_written()
 def partitions(
-    options: Mapping[str, object] | ReadOptions, *, since: str | None = None
+    options: Mapping[str, object] | ReadOptions, *, start: str | None = None
 ) -> Partitions:
     """Plans a read of everything up to now, or of the changes since an earlier read.
 
-    A job that runs repeatedly passes `since`: `"earliest"` the first time, then the `end` that it
+    A job that runs repeatedly passes `start`: `"earliest"` the first time, then the `end` that it
     stored with the results of the previous run.
 
-        partitions = dcp_rs.spark.partitions(options, since=stored or "earliest")
+        partitions = dcp_rs.spark.partitions(options, start=stored or "earliest")
         task = dcp_rs.spark.map_in_arrow(options, partitions)
         ...  # write the rows, then store partitions.end
 
@@ -37,7 +39,7 @@ def partitions(
 
     Args:
         options: See `dcp_rs.spark.ReadOptions`.
-        since: End offsets of an earlier read, a checkpoint as JSON, or `earliest`.
+        start: End offsets of an earlier read, a checkpoint as JSON, or `earliest`.
 
     Returns:
         The partitions, none of which is empty; an empty list if there is nothing to read.
@@ -47,12 +49,12 @@ def partitions(
         SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
     """
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    if since is None:
+    if start is None:
         return _last(parsed)
     with Driver(parsed) as driver:
-        start = _start(driver, since)
-        end = driver.end(start, parsed.max_rows_per_trigger)
-        return Partitions(driver.partitions(start, end), end=driver.dump(end))
+        begin = _start(driver, start)
+        end = driver.end(begin, parsed.max_offsets_per_trigger)
+        return Partitions(driver.partitions(begin, end), end=driver.dump(end))
 
 
 @options_as_written()

@@ -119,7 +119,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 if isinstance(initial, dcp_rs.Checkpoint):
                     raise ConfigError(
                         "a stream cannot start at a checkpoint: read from "
-                        "it with partitions(options, since=...), and start at the end of those",
+                        "it with partitions(options, start=...), and start at the end of those",
                         option="startingOffsets",
                     )
                 self._initial = initial
@@ -127,9 +127,9 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Returns the limit of each micro-batch."""
-        if self._options.max_rows_per_trigger is None:
+        if self._options.max_offsets_per_trigger is None:
             return ReadAllAvailable()
-        return ReadMaxRows(self._options.max_rows_per_trigger)
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
 
     @options_coded()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802

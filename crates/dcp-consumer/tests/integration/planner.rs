@@ -9,10 +9,10 @@ use dcp_consumer::{
     Client, ConnectOptions, End, ErrorKind, Filter, Start as StreamStart, StreamOptions,
 };
 use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
-use dcp_proto::OnRollback;
 use dcp_proto::checkpoint::Checkpoint;
 use dcp_proto::plan::{Limits, Offsets, PlanError, ReadPlan, Start};
 use dcp_proto::topology::vbucket_of_key;
+use dcp_proto::{OnPurge, OnRollback};
 use dcp_wire::{CollectionId, Opcode, Seqno, Status, Vbid};
 use tokio::time::sleep;
 
@@ -251,7 +251,7 @@ async fn purge_is_noticed_without_statistics() {
             let error = batch(&producer, &mut planner, &read, &followed()).await.unwrap_err();
             let is_purge = matches!(error, PlannerError::Plan(PlanError::Purged { vbid: VB, .. }));
             assert!(is_purge, "{error}");
-            let allowed = with(followed(), |o| o.allow_data_loss = true);
+            let allowed = with(followed(), |o| o.on_purge = OnPurge::Resync);
             let (items, end) = batch(&producer, &mut planner, &read, &allowed).await.unwrap();
             assert_eq!(items[0], "rollback to 0 in 1");
             assert_eq!((items.len(), end.get(VB).epoch), (1 + 6, 1), "{items:?}");
@@ -260,7 +260,7 @@ async fn purge_is_noticed_without_statistics() {
         let mut planner = self::planner(&producer).await;
         let error = planner.partitions(&read, &noted, None, &followed()).await.unwrap_err();
         assert!(matches!(error, PlannerError::Plan(PlanError::Purged { .. })), "{error}");
-        let allowed = with(followed(), |o| o.allow_data_loss = true);
+        let allowed = with(followed(), |o| o.on_purge = OnPurge::Resync);
         let again = planner.partitions(&read, &noted, None, &allowed).await.unwrap();
         let items = self::read(&producer, &again[0]).await.unwrap();
         assert_eq!(again[0].ranges().map(|range| range.epoch()).max(), Some(0));

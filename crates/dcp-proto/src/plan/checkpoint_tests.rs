@@ -9,7 +9,7 @@ use dcp_wire::{ManifestUid, Seqno, Vbid, Vbuuid};
 use super::*;
 use crate::checkpoint::{Checkpoint, CheckpointError, Form, StoredFilter};
 use crate::consumer::{EndKind, PositionUpdate, StreamPosition};
-use crate::{FailoverLog, History, OnRollback, Position, Snapshot};
+use crate::{FailoverLog, History, OnPurge, OnRollback, Position, Snapshot};
 
 const VB: Vbid = Vbid(3);
 
@@ -118,7 +118,7 @@ fn purge_behind_a_checkpoint_is_no_rollback() {
         let now = || seen(100, purge, &[(25, Some(0))]);
         let error = plan(now(), &limits()).unwrap_err();
         assert!(matches!(error, PlanError::Purged { seqno: Seqno(25), .. }), "{error}");
-        let allowed = Limits { allow_data_loss: true, ..limits() };
+        let allowed = Limits { on_purge: OnPurge::Resync, ..limits() };
         let [range] = &plan(now(), &allowed).unwrap()[..] else { panic!() };
         assert_eq!((range.start_seqno(), range.epoch()), (Seqno(0), 1));
     }
@@ -192,7 +192,7 @@ fn batch_replayed_after_a_purge_begins_at_zero_or_fails() {
         let observed = BTreeMap::from([(VB, now)]);
         let error = plan_ranges(&start, &end, &observed, &limits()).unwrap_err();
         assert!(matches!(error, PlanError::Purged { .. }), "{error}");
-        let allowed = Limits { allow_data_loss: true, ..limits() };
+        let allowed = Limits { on_purge: OnPurge::Resync, ..limits() };
         let ranges = plan_ranges(&start, &end, &observed, &allowed).unwrap();
         let [range] = &ranges[..] else { panic!() };
         assert_eq!((range.start_seqno(), range.to), (Seqno(0), Seqno(60)));

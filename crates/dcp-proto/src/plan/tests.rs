@@ -10,7 +10,7 @@ use super::*;
 use crate::checkpoint::{CheckpointError, Form, StoredFilter};
 use crate::consumer::{StreamFilter, StreamPosition};
 use crate::topology::Manifest;
-use crate::{CollectionPatterns, FailoverLog, OnRollback, Position, RowFilter, Snapshot};
+use crate::{CollectionPatterns, FailoverLog, OnPurge, OnRollback, Position, RowFilter, Snapshot};
 
 const VB: Vbid = Vbid(3);
 const A: u64 = 0xa;
@@ -219,7 +219,7 @@ fn purged_deletions_are_reported_or_ignored() {
     assert_eq!(error, PlanError::Purged { vbid: VB, seqno: Seqno(59), purge: Some(Seqno(60)) });
     assert_eq!(end(offset(60, A, 0), now(), &persisted()), Ok(offset(100, A, 0)));
     assert_eq!(end(offset(0, 0, 0), now(), &persisted()), Ok(offset(100, A, 0)));
-    let limits = Limits { allow_data_loss: true, ..persisted() };
+    let limits = Limits { on_purge: OnPurge::Resync, ..persisted() };
     let next = end(offset(59, A, 0), now(), &limits).unwrap();
     assert_eq!(next, offset(100, A, 1));
     assert_eq!(ranges(offset(59, A, 0), next, now(), &limits)[0].start_seqno(), Seqno::ZERO);
@@ -241,7 +241,7 @@ fn end_seqno_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
         };
         let purged = PlanError::Purged { vbid: VB, seqno: Seqno(23), purge: Some(Seqno(70)) };
         assert_eq!(plan(&limits), Err(purged), "the server resumes from no seqno so old");
-        let ranges = plan(&Limits { allow_data_loss: true, ..limits }).unwrap();
+        let ranges = plan(&Limits { on_purge: OnPurge::Resync, ..limits }).unwrap();
         assert_eq!((ranges.len(), ranges[0].start_seqno()), (1, Seqno::ZERO));
     }
     // A start that was rolled back is not read from: the next plan says so.

@@ -10,7 +10,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use dcp_consumer::plan::{Planner, PlannerError};
-use dcp_consumer::{Client, Filter, OnRollback, StreamOptions};
+use dcp_consumer::{Client, Filter, OnPurge, OnRollback, StreamOptions};
 use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::plan::{Limits, Offsets, PlanError, ReadPlan, Start};
@@ -151,7 +151,7 @@ impl Process {
         let limits = with(self.limits(rng), |o| {
             o.max_seqnos = None;
             // Where deletions were purged all comes again.
-            o.allow_data_loss = true;
+            o.on_purge = OnPurge::Resync;
             o.is_last = true;
         });
         let (start, mut table) = match &wanted.pair {

@@ -6,18 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use dcp_proto::OnRollback;
 use dcp_proto::checkpoint::{Positions, StoredFilter};
 use dcp_proto::consumer::StreamFilter;
 use dcp_proto::plan::{Answer, Limits, Offset, Offsets, ReadPlan, Start, plan_end, plan_ranges};
 use dcp_proto::topology::Manifest;
+use dcp_proto::{OnPurge, OnRollback};
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
 
 use self::cluster::Outage;
 pub(super) use self::cluster::pause;
 use super::PlannerError;
-use crate::{Client, ConnectOptions, Filter, Observation, Observer, StreamOptions};
+use crate::{Client, ConnectOptions, Error, Filter, Observation, Observer, StreamOptions};
 
 /// A batch whose end was chosen at most this long ago is planned without another observation: its
 /// tasks detect later changes anyway.
@@ -222,7 +222,7 @@ impl Planner {
     }
 
     async fn try_end(&mut self, start: &Start, limits: &Limits) -> Result<Offsets, PlannerError> {
-        let limits = self.effective(limits);
+        let limits = self.effective(limits)?;
         self.try_observe(limits.persisted_only && !limits.is_last).await?;
         let start = &self.narrowed(start, &self.filter)?;
         let observed = self.probe_rollbacks(start, &limits).await?;
@@ -240,7 +240,7 @@ impl Planner {
         tasks: Option<usize>,
         limits: &Limits,
     ) -> Result<Vec<ReadPlan>, PlannerError> {
-        let limits = self.effective(limits);
+        let limits = self.effective(limits)?;
         let is_planned = |(at, from, to): &(Instant, Start, Offsets)| {
             at.elapsed() < FRESH && (from, to) == (start, end)
         };
@@ -249,7 +249,7 @@ impl Planner {
             self.try_observe(limits.persisted_only && !limits.is_last).await?;
         }
         // The bucket's capabilities are known by now.
-        let limits = self.effective(&limits);
+        let limits = self.effective(&limits)?;
         // Uses the filter of the plan, even if a narrower one was configured since: the end implies
         // that everything in it was read.
         let filter = end.filter().unwrap_or(&self.filter).clone();
@@ -274,13 +274,18 @@ impl Planner {
     }
 
     /// A bucket without a disk has nothing persisted.
-    fn effective(&self, limits: &Limits) -> Limits {
+    fn effective(&self, limits: &Limits) -> Result<Limits, Error> {
+        if limits.on_purge == OnPurge::Ignore {
+            let problem = "a batch cannot miss deletions, which only a stream can: choose 'fail' \
+                           or 'resync'";
+            return Err(Error::option(&["on_purge"], problem).with_value("ignore"));
+        }
         let persisted_only = limits.persisted_only && !self.is_ephemeral;
         let mut limits = limits.clone();
         limits.persisted_only = persisted_only;
         limits.ignores_purges =
             self.connected.as_ref().is_some_and(|connected| connected.observer.ignores_purges());
-        limits
+        Ok(limits)
     }
 
     /// The newest manifest known.

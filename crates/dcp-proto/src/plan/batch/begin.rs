@@ -6,7 +6,7 @@ use super::{Limits, Observed, PlanError};
 use crate::consumer::StreamPosition;
 use crate::plan::Offset;
 use crate::plan::start::{Start, at};
-use crate::{FailoverLog, OnRollback, Position, Snapshot};
+use crate::{FailoverLog, OnPurge, OnRollback, Position, Snapshot};
 
 /// Where reading a vBucket begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -212,11 +212,11 @@ impl Observed {
         }
     }
 
-    /// Fails unless the loss of deletions is allowed.
+    /// Fails if a purge has to.
     fn lost(&self, vbid: Vbid, seqno: Seqno, limits: &Limits) -> Result<(), PlanError> {
-        if limits.allow_data_loss {
-            return Ok(());
+        match limits.on_purge {
+            OnPurge::Fail => Err(PlanError::Purged { vbid, seqno, purge: self.purge }),
+            OnPurge::Resync | OnPurge::Ignore => Ok(()),
         }
-        Err(PlanError::Purged { vbid, seqno, purge: self.purge })
     }
 }

@@ -10,7 +10,7 @@ use self::begin::{Begin, begin, begin_again, common};
 use super::share::share;
 use super::start::Start;
 use super::{Offset, Offsets, VbucketRange};
-use crate::{FailoverLog, OnRollback, Position};
+use crate::{FailoverLog, OnPurge, OnRollback, Position};
 
 /// The observed state of one vBucket.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -57,8 +57,8 @@ pub struct Limits {
     pub persisted_only: bool,
     /// What to do if the server's history is no longer the one that was read.
     pub on_rollback: OnRollback,
-    /// Continue even if tombstones above an offset may have been purged.
-    pub allow_data_loss: bool,
+    /// What to do if tombstones above an offset may have been purged: fail, or resync.
+    pub on_purge: OnPurge,
     /// Whether the server can resume streams below its purge seqno on request.
     pub ignores_purges: bool,
     /// No read follows: read everything, persisted or not.
@@ -88,7 +88,7 @@ pub enum PlanError {
     /// Deletions may be missing, because the server no longer has them.
     #[error(
         "{vbid} was read up to seqno {seqno}, but the server has purged deletions {}: some may be \
-         missed permanently; read from the beginning, or allow the loss",
+         missed permanently; read from the beginning, or resync at a purge",
         purge.map_or_else(|| "above it".to_owned(), |purge| format!("up to {purge}"))
     )]
     Purged {

@@ -1,0 +1,82 @@
+"""Old names of options work for one release, with a warning at the line that has them."""
+
+import pytest
+
+import dcp_rs
+from dcp_rs.cli import _program
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.planner import PlanOptions
+from dcp_rs.spark import ReadOptions
+
+SPARK = {"connectionString": "couchbase://localhost/travel"}
+
+
+@pytest.mark.parametrize(
+    ("given", "name", "value"),
+    [
+        ({"allow_data_loss": True}, "on_purge", "resync"),
+        ({"allow_data_loss": False}, "on_purge", "fail"),
+        ({"max_rows": 5}, "max_seqnos", 5),
+    ],
+)
+def test_plan_knows_old_names(given, name, value):
+    (old,) = given
+    with pytest.warns(DeprecationWarning, match=f"{old} is deprecated: use {name}") as seen:
+        options = PlanOptions(**given)
+    assert (getattr(options, name), seen[0].filename) == (value, __file__)
+    with pytest.warns(DeprecationWarning, match=old):
+        assert getattr(options, old) == given[old]
+    with pytest.raises(ConfigError, match=f"^{name}, {old}: "):
+        PlanOptions(**given, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("old", "given", "name", "value"),
+    [
+        ("failOnDataLoss", "false", "on_purge", "resync"),
+        ("failondataloss", True, "on_purge", "fail"),
+        ("maxRowsPerTrigger", "7", "max_offsets_per_trigger", 7),
+    ],
+)
+def test_spark_knows_old_names(old, given, name, value):
+    with pytest.warns(DeprecationWarning, match="is deprecated: use ") as seen:
+        options = ReadOptions.parse(SPARK | {old: given})
+    assert (getattr(options, name), seen[0].filename) == (value, __file__)
+    new = "onPurge" if name == "on_purge" else "maxOffsetsPerTrigger"
+    with pytest.raises(ConfigError, match=f"^{new}, "):
+        ReadOptions.parse(SPARK | {old: given, new: str(value)})
+
+
+def test_stream_knows_old_name(cluster):
+    with cluster.connect() as client:
+        with pytest.warns(DeprecationWarning, match="use on_purge='ignore'") as seen:
+            client.stream(until="now", ignore_purged_tombstones=True).close()
+        # The search for passwords wraps the call.
+        assert seen[0].filename.endswith(("canary.py", "test_renamed_options.py"))
+        with pytest.raises(ConfigError, match=r"^on_purge, ignore_purged_tombstones: "):
+            client.stream(ignore_purged_tombstones=True, on_purge="resync")
+
+
+def test_stream_cannot_fail_at_a_purge(cluster):
+    with cluster.connect() as client, pytest.raises(ConfigError, match=r"^on_purge: ") as caught:
+        client.stream(on_purge="fail")
+    assert (caught.value.option, caught.value.value) == ("on_purge", "fail")
+
+
+def test_command_line_knows_old_name(cluster, monkeypatch, capsys):
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
+    words = ["cat", f"{cluster.connection_string}/default", "--username", "Administrator"]
+    _program.run([*words, "--ignore-purged-tombstones"])
+    said = "dcp-rs: --ignore-purged-tombstones is deprecated: use --on-purge ignore"
+    assert said in capsys.readouterr().err
+    assert _program.run([*words, "--ignore-purged-tombstones", "--on-purge", "resync"]) == 1
+    assert "--on-purge, --ignore-purged-tombstones: " in capsys.readouterr().err
+
+
+def test_partitions_know_old_name():
+    with (
+        pytest.warns(DeprecationWarning, match="since is deprecated: use start") as seen,
+        pytest.raises(ConfigError, match="connectionString"),
+    ):
+        dcp_rs.spark.partitions({}, since="earliest")
+    assert seen[0].filename == __file__
