@@ -22,6 +22,7 @@ const NOT_PLAYED: &[(&str, usize, &str)] = &[
     ("6.0.5-errors", 2, NOT_OPEN),
     ("6.0.5-errors", 2, MALFORMED),
     ("6.0.5-rollback-cases", 2, NOTHING_LEFT),
+    ("7.6.11-noop-mandatory", 2, SETTINGS),
     ("8.0.2-errors", 2, NOT_OPEN),
     ("8.0.2-errors", 2, MALFORMED),
     ("8.0.2-errors", 1, SETTINGS),
