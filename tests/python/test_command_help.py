@@ -39,7 +39,7 @@ def test_what_a_command_does_comes_before_how_it_connects(path, capsys):
     assert _program.run([*path, "--help"]) == 0
     own, _, connecting = capsys.readouterr().out.partition("\nConnection options:\n")
     options = {
-        option for each in ALL[path].params if isinstance(each, click.Option)
+        option for each in ALL[path].params if isinstance(each, click.Option) and not each.hidden
         for option in each.opts if option.startswith("--")
     }  # fmt: skip
     assert bool(connecting) == ("--network" in options)
@@ -61,5 +61,5 @@ def test_the_targets_of_a_replication_are_a_list(capsys, monkeypatch):
 def test_every_option_is_explained():
     for path, command in ALL.items():
         for each in command.params:
-            if isinstance(each, click.Option):
+            if isinstance(each, click.Option) and not each.hidden:
                 assert each.help, (path, each.name)

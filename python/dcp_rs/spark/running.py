@@ -26,7 +26,7 @@ def run_available_now(
 ) -> StreamingQuery:
     """Runs a query with `trigger(availableNow=True)` until it has read what there is now.
 
-    On PySpark 4.0 and 4.1 this trigger ends a query after one batch, even if `maxRowsPerTrigger`
+    On PySpark 4.0 and 4.1 this trigger ends a query after one batch, even if `maxOffsetsPerTrigger`
     left rows, or if the batch was planned before a restart. Then the query is run again, up to the
     changes that may be read when this function is called.
 

@@ -149,11 +149,11 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 return self._end(start, rows)
             # Of a new query, Spark asks for the end first.
             start = self._position.start(self._first)
-            end = self._end(start, self._options.max_rows_per_trigger)
+            end = self._end(start, self._options.max_offsets_per_trigger)
             self._position.ends_at(end)
-            if self._options.max_rows_per_trigger is not None:
+            if self._options.max_offsets_per_trigger is not None:
                 say_what_is_left(
-                    end, self._connected().head(), "maxRowsPerTrigger bounds each batch"
+                    end, self._connected().head(), "maxOffsetsPerTrigger bounds each batch"
                 )
             return end
 
