@@ -174,7 +174,7 @@ fn key_that_is_not_utf8_is_named_by_its_place_only() {
     sink.change(&Change { key: "schlüssel".as_bytes(), seqno: Seqno(42), ..CHANGE }).unwrap();
     sink.change(&Change { key: b"\xc3secret", seqno: Seqno(43), ..CHANGE }).unwrap();
     let error = sink.take_batch().unwrap().finish().unwrap_err().to_string();
-    let expected = "vb:7 seqno 43: the key is not UTF-8: read the bucket with key_type=\"binary\"";
+    let expected = "vb:7 seqno 43: the key is not UTF-8: read the keys as binary";
     assert_eq!(error, expected);
 }
 

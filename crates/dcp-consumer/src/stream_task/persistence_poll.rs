@@ -72,8 +72,8 @@ fn failure(error: Error) -> Polled {
     let (kind, message) = match error.status() {
         Some(Status::EACCESS) => (
             ErrorKind::AccessDenied,
-            "the user may not observe persisted seqnos, which reading only persisted changes needs: grant the role \
-             'Data DCP Reader' (data_dcp_reader)",
+            "the user may not observe persisted seqnos, which reading only persisted changes \
+             needs: grant the role 'Data DCP Reader' (data_dcp_reader)",
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
             ErrorKind::Unsupported,
