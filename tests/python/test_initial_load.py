@@ -3,6 +3,7 @@
 import itertools
 import time
 
+import duckdb
 import pytest
 
 import dcp_rs
@@ -169,3 +170,20 @@ def test_a_reader_goes_on_below_what_was_purged():
         assert ops(rows) == [("rollback", None), ("mutation", "b"), ("mutation", "c")]
         rows = rows_of(client.stream(**options, on_purge="ignore"))
         assert ops(rows) == [("mutation", "c")]
+
+
+@pytest.mark.parametrize(("on_purge", "left"), [("resync", ["b"]), ("ignore", ["a", "b"])])
+def test_a_table_keeps_rows_of_purged_deletions_only_if_it_may(tmp_path, on_purge, left):
+    target = f"duckdb://{tmp_path}/bucket.duckdb?table=documents"
+    with EmbeddedCluster(vbuckets=1) as cluster, cluster.connect() as client:
+        cluster.upsert("a", {})
+        dcp_rs.replicate(client, target, once=True)
+        removed = cluster.remove("a")
+        cluster.upsert("b", {})
+        cluster.persist()
+        cluster.purge(0, removed.seqno)
+        dcp_rs.replicate(client, target, once=True, on_purge=on_purge)
+    with duckdb.connect(f"{tmp_path}/bucket.duckdb") as table:
+        assert [
+            key for (key,) in table.sql("SELECT key FROM documents ORDER BY 1").fetchall()
+        ] == left

@@ -5,7 +5,7 @@ import pytest
 import dcp_rs
 from dcp_rs.cli import _program
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.planner import PlanOptions
+from dcp_rs.planner import Planner, PlanOptions
 from dcp_rs.spark import ReadOptions
 
 SPARK = {"connectionString": "couchbase://localhost/travel"}
@@ -42,6 +42,8 @@ def test_spark_knows_old_names(old, given, name, value):
     with pytest.warns(DeprecationWarning, match="is deprecated: use ") as seen:
         options = ReadOptions.parse(SPARK | {old: given})
     assert (getattr(options, name), seen[0].filename) == (value, __file__)
+    with pytest.raises(ConfigError, match=f"^{old[:4]}(?i:{old[4:]}): is given twice"):
+        ReadOptions.parse(SPARK | {old: given, old.upper(): given})
     new = "onPurge" if name == "on_purge" else "maxOffsetsPerTrigger"
     with pytest.raises(ConfigError, match=f"^{new}, "):
         ReadOptions.parse(SPARK | {old: given, new: str(value)})
@@ -49,10 +51,10 @@ def test_spark_knows_old_names(old, given, name, value):
 
 def test_stream_knows_old_name(cluster):
     with cluster.connect() as client:
-        with pytest.warns(DeprecationWarning, match="use on_purge='ignore'") as seen:
+        with pytest.warns(DeprecationWarning, match="use on_purge='ignore'"):
             client.stream(until="now", ignore_purged_tombstones=True).close()
-        # The search for passwords wraps the call.
-        assert seen[0].filename.endswith(("canary.py", "test_renamed_options.py"))
+        with pytest.raises(ConfigError, match=r"^ignore_purged_tombstones: must be True or False"):
+            client.stream(ignore_purged_tombstones=1)
         with pytest.raises(ConfigError, match=r"^on_purge, ignore_purged_tombstones: "):
             client.stream(ignore_purged_tombstones=True, on_purge="resync")
 
@@ -61,6 +63,15 @@ def test_stream_cannot_fail_at_a_purge(cluster):
     with cluster.connect() as client, pytest.raises(ConfigError, match=r"^on_purge: ") as caught:
         client.stream(on_purge="fail")
     assert (caught.value.option, caught.value.value) == ("on_purge", "fail")
+
+
+def test_plan_cannot_ignore_a_purge(cluster):
+    options = PlanOptions(on_purge="ignore", persisted_only=False)
+    with cluster.connect() as client:
+        planner = Planner(client)
+        with pytest.raises(ConfigError, match=r"^on_purge: ") as caught:
+            planner.end(planner.earliest(), options)
+    assert caught.value.value == "ignore"
 
 
 def test_command_line_knows_old_name(cluster, monkeypatch, capsys):

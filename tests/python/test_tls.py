@@ -112,7 +112,7 @@ def test_without_tls_there_is_nothing_of_it():
         ({"tls": True, "tls_key": "key.pem"}, "tls_certificate, tls_key: give both or neither"),
         (
             {"tls": True, "tls_client_required": True},
-            "tls_client_required, tls_client_ca: give the authority",
+            "tls_client_required, tls_client_ca: name the authority",
         ),
         ({"tls": True, "tls_client_ca": "/nowhere.pem"}, "tls_client_ca: /nowhere.pem could not"),
     ],

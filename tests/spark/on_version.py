@@ -16,7 +16,6 @@ from pyspark.sql import SparkSession
 
 import dcp_rs
 import dcp_rs.spark
-import merged
 
 KEYS = {f"key_{n}" for n in range(2000)}
 PIPELINE = """name: changes
@@ -132,6 +131,8 @@ def pipeline(_, options):
 
 def delta(*_):
     """A table of documents, read by Spark's Delta."""
+    import merged  # deltalake is not in every environment
+
     names = [f"delta-spark_{pyspark.__version__.rpartition('.')[0]}_2.13", "delta-storage"]
     names += [f"delta-kernel-{part}" for part in ("api", "defaults", "unitycatalog")]
     with tempfile.TemporaryDirectory() as folder:
@@ -183,6 +184,8 @@ def read_back(spark, folder):
 
 def merge(spark, _):
     """A table of documents, kept by merge_into."""
+    import merged
+
     merged.keep(spark)
 
 

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from dcp_rs.spark import SparkReadError
-from dcp_rs.spark.position import Position, say_what_is_left
+from dcp_rs.spark.position import Position, log_remaining
 
 FIRST, SECOND, THIRD = ({"s": [seqno]} for seqno in (0, 5, 9))
 
@@ -58,7 +58,7 @@ def test_an_end_that_was_chosen_before_the_start_was_known_is_refused(position, 
 
 def test_what_a_batch_leaves_is_logged(caplog):
     with caplog.at_level(logging.WARNING, "dcp_rs.spark"):
-        say_what_is_left(SECOND, SECOND, "why")
+        log_remaining(SECOND, SECOND, "why")
         assert caplog.text == ""
-        say_what_is_left(SECOND, THIRD, "why")
+        log_remaining(SECOND, THIRD, "why")
     assert "leaves 4 seqnos" in caplog.text

@@ -253,7 +253,6 @@ impl StreamOptions {
     /// Refuses options that contradict each other, as opening a stream does.
     ///
     /// # Errors
-    ///
     /// [`ErrorKind::Config`](crate::ErrorKind::Config), with the options.
     pub fn check(&self) -> Result<(), Error> {
         check_batch(&self.batch)?;
@@ -262,19 +261,19 @@ impl StreamOptions {
                 Error::option(&["clamp"], "the stream has no end to stop at")
             }
             _ if self.end_persisted && !self.persisted_only => {
-                let problem = "an end is not persisted before the changes up to it: set both";
+                let problem = "only changes that are persisted lead to a persisted end: set both";
                 Error::option(&["end_persisted", "persisted_only"], problem)
             }
             _ if self.on_purge == OnPurge::Fail => Error::option(
                 &["on_purge"],
                 "a stream cannot fail at a purge, which the server does not tell from other \
-             rollbacks: choose 'resync' or 'ignore'",
+                 rollbacks: choose 'resync' or 'ignore'",
             )
             .with_value("fail"),
             _ if self.out_of_order && self.on_rollback == OnRollback::Fail => Error::option(
                 &["out_of_order", "on_rollback"],
                 "a lost connection restarts the initial load, which is reported as a rollback: \
-             choose 'emit' or 'resync'",
+                 choose 'emit' or 'resync'",
             ),
             _ => return Ok(()),
         })

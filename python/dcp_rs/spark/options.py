@@ -283,31 +283,20 @@ class ReadOptions:
 
 
 def _new_names(options: Mapping[str, object]) -> dict[str, object]:
-    """Returns the options without old names; other names are as they were given."""
-    old = {_camel(each.old).lower(): each for each in _OLD}
-    new = {_camel(each.new).lower(): each for each in _OLD}
+    """Returns the options without old names; names without an old one are as they were given."""
+    renamed = [Renamed(_camel(each.old), _camel(each.new), each.words) for each in _OLD]
+    names = {name.lower(): name for each in renamed for name in (each.old, each.new)}
+    flags = {each.old for each in renamed if each.words is not None}
     found: dict[str, object] = {}
     for given, value in options.items():
         _checks.text("options", given)
-        renamed = old.get(given.lower())
-        if renamed is not None:
-            if value is None:
-                continue
-            name = _camel(renamed.old)
-            if name in found:
-                raise ConfigError("is given twice", option=name)
-            found[name] = value if renamed.words is None else _boolean(name, value)
-        elif (
-            value is not None
-            and given.lower() in new
-            and _camel(new[given.lower()].new) not in found
-        ):
-            found[_camel(new[given.lower()].new)] = value
-        else:
-            found[given] = value
-    _deprecated.take(
-        found, *(Renamed(_camel(each.old), _camel(each.new), each.words) for each in _OLD)
-    )
+        name = names.get(given.lower(), given)
+        if name in found:
+            raise ConfigError("is given twice", option=name)
+        # As everywhere, `None` is an option that was left out.
+        if value is not None or given.lower() not in names:
+            found[name] = _boolean(name, value) if name in flags else value
+    _deprecated.take(found, *renamed)
     return found
 
 

@@ -75,7 +75,7 @@ class Position:
         return is_again
 
 
-def say_what_is_left(end: Offsets, head: Offsets | None, why: str) -> None:
+def log_remaining(end: Offsets, head: Offsets | None, why: str) -> None:
     """Logs how many seqnos a batch leaves, as Spark may end the query after it.
 
     The source does not learn the trigger.

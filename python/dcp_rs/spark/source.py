@@ -16,7 +16,7 @@ from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import options_coded
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.planning import batch_partitions
-from dcp_rs.spark.position import Position, say_what_is_left
+from dcp_rs.spark.position import Position, log_remaining
 from dcp_rs.spark.schema import Projection, schema
 from dcp_rs.spark.worker import read_partition
 
@@ -152,7 +152,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
             end = self._end(start, self._options.max_offsets_per_trigger)
             self._position.ends_at(end)
             if self._options.max_offsets_per_trigger is not None:
-                say_what_is_left(
+                log_remaining(
                     end, self._connected().head(), "maxOffsetsPerTrigger bounds each batch"
                 )
             return end
@@ -185,7 +185,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         partitions = self._connected().partitions(start, end)
         if is_again:
             head = self._connected().latest()
-            say_what_is_left(end, head, "the batch that was planned before the restart comes first")
+            log_remaining(end, head, "the batch that was planned before the restart comes first")
         return [TaskPartition(partition) for partition in partitions]
 
     def read(self, partition: api.InputPartition) -> Iterator[pa.RecordBatch]:

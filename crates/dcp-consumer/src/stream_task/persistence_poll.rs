@@ -77,7 +77,7 @@ fn failure(error: Error) -> Polled {
         ),
         Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
             ErrorKind::Unsupported,
-            "the server does not support OBSERVE_SEQNO: read changes that are not persisted, too",
+            "the server does not support OBSERVE_SEQNO: read unpersisted changes as well",
         ),
         _ => return Polled::Lost(error),
     };

@@ -107,7 +107,7 @@ fn tls(arguments: &Arguments<'_>, port: u16) -> PyResult<Option<TlsOptions>> {
     if tls.require_client_certificate && client_ca.is_none() {
         return Err(conflict(
             &["tls_client_required", "tls_client_ca"],
-            "give the authority that signed the certificates of the clients, too",
+            "name the authority that signed the clients' certificates as well",
         ));
     }
     if let (Some(chain), Some(key)) = (chain, key) {

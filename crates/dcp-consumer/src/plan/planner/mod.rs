@@ -276,8 +276,7 @@ impl Planner {
     /// A bucket without a disk has nothing persisted.
     fn effective(&self, limits: &Limits) -> Result<Limits, Error> {
         if limits.on_purge == OnPurge::Ignore {
-            let problem = "a batch cannot miss deletions, which only a stream can: choose 'fail' \
-                           or 'resync'";
+            let problem = "only a stream can skip purged deletions: choose 'fail' or 'resync'";
             return Err(Error::option(&["on_purge"], problem).with_value("ignore"));
         }
         let persisted_only = limits.persisted_only && !self.is_ephemeral;
