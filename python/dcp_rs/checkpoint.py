@@ -169,28 +169,17 @@ class Checkpoint:
 
         `None` in a checkpoint of an earlier release, which stored only a hash of the filter.
         """
-        if self._inner.filter is None:
-            return None
-        scope, collections, system_documents, patterns, keys, ops, since = self._inner.filter
-        return StoredFilter(
-            scope_id=scope,
-            collection_ids=None if collections is None else tuple(collections),
-            system_documents=system_documents,
-            patterns=None if patterns is None else tuple(patterns),
-            keys=None if keys is None else tuple(keys),
-            ops=None if ops is None else tuple(ops),
-            since=since,
-        )
+        return self._inner.filter
 
     @property
     def positions(self) -> dict[int, Position]:
         """Positions by vBucket. A missing vBucket has not been read."""
-        return {vbucket: Position(**fields) for vbucket, fields in self._inner.positions().items()}
+        return self._inner.positions()
 
     @property
     def seqnos(self) -> dict[int, int]:
         """Last seqno processed, by vBucket."""
-        return {vbucket: fields["seqno"] for vbucket, fields in self._inner.positions().items()}
+        return self._inner.seqnos()
 
     def restricted_to(self, vbuckets: Iterable[int]) -> Checkpoint:
         """Returns the checkpoint of only some vBuckets, for example for one of several readers.

@@ -286,7 +286,7 @@ class Bucket:
 
     def vbuckets_by_node(self) -> dict[str, list[int]]:
         """Returns the vBuckets by the address of their node, without a request."""
-        return dict(self._inner.vbuckets_by_node())
+        return self._inner.vbuckets_by_node()
 
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Self, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
 from dcp_rs import _checks, _dcp_rs
 from dcp_rs.exceptions import ProtocolError
@@ -35,6 +35,16 @@ class Packet:
         return self._line
 
 
+class Decoded(NamedTuple):
+    """What the engine makes of a piece of a connection."""
+
+    packets: list[Packet]
+    used: int
+    """Bytes of these packets; after them, the next one is incomplete."""
+    collections: bool
+    """Whether keys of later packets have collection IDs, which an answer to HELLO may change."""
+
+
 class Decoder:
     """Decodes the packets of one connection, in pieces of any size.
 
@@ -62,9 +72,9 @@ class Decoder:
         """
         _checks.instance("data", data, bytes | bytearray | memoryview, "bytes")
         self._rest += bytes(data)
-        packets, used, self._state[0] = _dcp_rs.decode(self._rest, self._state[0])
-        self._rest = self._rest[used:]
-        return [Packet(fields, line) for fields, line in packets]
+        decoded = _dcp_rs.decode(self._rest, self._state[0])
+        self._rest, self._state[0] = self._rest[decoded.used :], decoded.collections
+        return decoded.packets
 
     @property
     def missing(self) -> int:
@@ -167,7 +177,4 @@ history lacks, so it must go back to seqno 900
     Raises:
         ConfigError: An argument is not a seqno, or no server could have such a failover log.
     """
-    status, seqno, reason = _dcp_rs.explain_rollback(dict(locals()))
-    return RollbackExplanation(
-        status=cast("Literal['ok', 'rollback', 'erange']", status), seqno=seqno, reason=reason
-    )
+    return _dcp_rs.explain_rollback(dict(locals()))

@@ -58,6 +58,14 @@ class Task(NamedTuple):
     """The ranges and everything else that the stream needs, as text to send to the task."""
 
 
+class TaskStream(NamedTuple):
+    """The stream of a task, in the process that reads it."""
+
+    client: _dcp_rs.Client
+    """The client that it uses, for the next task."""
+    stream: _dcp_rs.ChangeStream
+
+
 @_deprecated.accepts(*_deprecated.OF_PLAN)
 @_keywords.checked
 @dataclass(frozen=True, kw_only=True)

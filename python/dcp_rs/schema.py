@@ -41,10 +41,7 @@ def columns() -> list[ColumnInfo]:
     >>> [column.name for column in columns() if column.included == "basic"]
     ['op', 'key', 'value', 'scope', 'collection', 'vbucket', 'seqno', 'epoch', 'cas', 'timestamp']
     """
-    return [
-        ColumnInfo(name=name, included=included, nullable=nullable, meaning=meaning)
-        for name, included, nullable, meaning in _dcp_rs.columns()
-    ]
+    return _dcp_rs.columns()
 
 
 class Schema:

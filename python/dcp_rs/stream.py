@@ -241,11 +241,9 @@ class ChangeStream:
             while True:
                 there = loop.create_future()
                 notify = partial(loop.call_soon_threadsafe, _settle, there)
-                batch, is_over = self._inner.poll_next(turn, notify)
+                batch = self._inner.poll_next(turn, notify)
                 if batch is not None:
                     return ChangeBatch(batch)
-                if is_over:
-                    raise StopAsyncIteration
                 # If cancelled here, nothing is lost: the batch stays in the stream.
                 await there
         finally:
@@ -310,23 +308,11 @@ class ChangeStream:
 
     def stats(self) -> StreamStats:
         """Returns statistics of the stream."""
-        return StreamStats(**self._inner.stats())  # type: ignore[arg-type]
+        return self._inner.stats()
 
     def vbucket_stats(self) -> list[VbucketStats]:
         """Returns the state and position of every vBucket, in ascending order."""
-        return [
-            VbucketStats(
-                vbucket=vbucket,
-                state=state,
-                seqno=seqno,
-                high_seqno=high_seqno,
-                persisted_seqno=persisted_seqno,
-                unpersisted_seconds=waited,
-                is_diverged=is_diverged,
-            )
-            for vbucket, state, seqnos, waited, is_diverged in self._inner.vbucket_stats()
-            for seqno, high_seqno, persisted_seqno in [seqnos]
-        ]
+        return self._inner.vbucket_stats()
 
     def collection_lag(self) -> dict[str, int | None]:
         """Returns the lag of each collection that the stream reads.
@@ -340,7 +326,7 @@ class ChangeStream:
         A stream with `collections` asks the nodes for these seqnos from its start. Any other stream
         does so from the first call on, which may return nothing yet.
         """
-        return dict(self._inner.collection_lag())
+        return self._inner.collection_lag()
 
     def events(self) -> list[StreamEvent]:
         """Returns the events since the last call, oldest first.
@@ -348,10 +334,7 @@ class ChangeStream:
         An event may come a moment after the changes that it is about. If you do not read events,
         the oldest are dropped, and an event says how many.
         """
-        return [
-            StreamEvent(kind=kind, vbucket=vbucket, node=node, message=message, cause=cause)
-            for kind, vbucket, node, message, cause in self._inner.events()
-        ]
+        return self._inner.events()
 
     def read_all(self) -> pa.Table:
         """Reads a stream with an `until` to its end and returns a `pyarrow.Table`.

@@ -1,5 +1,6 @@
 """The package itself: names, documentation, types."""
 
+import ast
 import doctest
 import importlib
 import importlib.util
@@ -162,6 +163,28 @@ def test_every_class_of_the_extension_is_wrapped():
                 looked_at += 1
                 assert f".{member}" in source, f"{name}.{member} is not used"
     assert looked_at > 30
+
+
+def test_the_extension_returns_types_and_no_tuples_or_dicts_of_fields():
+    """A tuple or dict that it returns is a row, something by vBucket or name, or Arrow's."""
+    stub = ast.parse(Path(_dcp_rs.__file__).with_name("_dcp_rs.pyi").read_text())
+    functions = [each for each in ast.walk(stub) if isinstance(each, ast.FunctionDef)]
+    assert len(functions) > 100
+    returned = {each.name: ast.unparse(each.returns) for each in functions}
+    assert {
+        name: each for name, each in returned.items() if "tuple[" in each or "dict[" in each
+    } == {
+        "__arrow_c_array__": "tuple[object, object]",
+        "collection_lag": "dict[str, int | None]",
+        "defaults": "dict[str, dict[str, Any]]",
+        "high_seqnos": "dict[int, int]",
+        "high_seqnos_async": "Pending[dict[int, int]]",
+        "positions": "dict[int, Position]",
+        "seqnos": "dict[int, int]",
+        "to_dicts": "list[dict[str, Any]]",
+        "to_tuples": "Iterator[tuple[Any, ...]]",
+        "vbuckets_by_node": "dict[str, list[int]]",
+    }
 
 
 def test_importing_it_imports_nothing_that_reading_does_not_need():

@@ -10,21 +10,13 @@ use dcp_proto::consumer::StreamFilter;
 use dcp_wire::{Seqno, Vbid};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyTuple};
+use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 
+use crate::classes::{Class, make};
 use crate::error::Failure;
 
-/// Scope, collections, whether system documents are delivered, patterns of collections, keys,
-/// operations, seconds since 1970.
-type FilterTuple = (
-    Option<u32>,
-    Option<Vec<u32>>,
-    bool,
-    Option<Vec<String>>,
-    Option<Vec<String>>,
-    Option<Vec<&'static str>>,
-    Option<f64>,
-);
+static POSITION: Class = Class::new("dcp_rs.checkpoint", "Position");
+static STORED_FILTER: Class = Class::new("dcp_rs.checkpoint", "StoredFilter");
 
 /// The position in every vBucket.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs", from_py_object)]
@@ -60,41 +52,51 @@ impl Checkpoint {
         self.0.bucket_uuid()
     }
 
+    /// As `dcp_rs.StoredFilter`.
     #[getter]
-    fn filter(&self) -> Option<FilterTuple> {
-        let filter = self.0.filter()?;
+    fn filter<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some(filter) = self.0.filter() else { return Ok(None) };
         let (scope, collections) = match filter.documents() {
             StreamFilter::All => (None, None),
             StreamFilter::Scope(id) => (Some(id.0), None),
-            StreamFilter::Collections(ids) => (None, Some(ids.iter().map(|id| id.0).collect())),
+            StreamFilter::Collections(ids) => (None, Some(ids.iter().map(|id| id.0))),
         };
         let (patterns, rows) = (filter.patterns(), filter.rows());
-        Some((
-            scope,
-            collections,
-            filter.system_documents(),
-            (!patterns.is_all()).then(|| patterns.names()),
-            rows.keys().map(<[String]>::to_vec),
-            rows.ops().map(|ops| ops.iter().map(|op| op.name()).collect()),
-            rows.since().map(|since| Duration::from_nanos(since).as_secs_f64()),
-        ))
+        let patterns = (!patterns.is_all()).then(|| patterns.names());
+        let ops = rows.ops().map(|ops| ops.iter().map(|op| op.name()));
+        let filter = make!(STORED_FILTER, py, {
+            scope_id: scope,
+            collection_ids: collections.map(|ids| PyTuple::new(py, ids)).transpose()?,
+            system_documents: filter.system_documents(),
+            patterns: patterns.map(|names| PyTuple::new(py, names)).transpose()?,
+            keys: rows.keys().map(|keys| PyTuple::new(py, keys)).transpose()?,
+            ops: ops.map(|ops| PyTuple::new(py, ops)).transpose()?,
+            since: rows.since().map(|since| Duration::from_nanos(since).as_secs_f64()),
+        })?;
+        Ok(Some(filter))
     }
 
-    /// Positions by vBucket, each as a dict.
+    /// `dcp_rs.Position` by vBucket.
     fn positions<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let positions = PyDict::new(py);
         for (vbid, position) in self.0.positions() {
-            let fields = PyDict::new(py);
-            fields.set_item("seqno", position.seqno.0)?;
-            fields.set_item("snapshot_start", position.snapshot.start.0)?;
-            fields.set_item("snapshot_end", position.snapshot.end.0)?;
-            fields.set_item("vbuuid", position.vbuuid().0)?;
-            fields.set_item("epoch", position.epoch)?;
-            fields.set_item("manifest_uid", position.manifest_uid.0)?;
-            fields.set_item("purge_seqno", position.purge_seqno.0)?;
-            positions.set_item(vbid.0, fields)?;
+            let position = make!(POSITION, py, {
+                seqno: position.seqno.0,
+                snapshot_start: position.snapshot.start.0,
+                snapshot_end: position.snapshot.end.0,
+                vbuuid: position.vbuuid().0,
+                epoch: position.epoch,
+                manifest_uid: position.manifest_uid.0,
+                purge_seqno: position.purge_seqno.0,
+            })?;
+            positions.set_item(vbid.0, position)?;
         }
         Ok(positions)
+    }
+
+    /// The last seqno by vBucket.
+    fn seqnos<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        self.0.positions().map(|(vbid, position)| (vbid.0, position.seqno.0)).into_py_dict(py)
     }
 
     fn rewound_to(&self, vbucket: u16, seqno: u64) -> Self {

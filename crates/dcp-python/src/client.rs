@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
 use dcp_consumer::{Client as EngineClient, StreamOptions};
+use dcp_wire::Vbid;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 
 use crate::arguments::Arguments;
 use crate::error::Failure;
@@ -60,11 +61,11 @@ impl Client {
         Ok(self.client.get()?.num_vbuckets())
     }
 
-    fn vbuckets_by_node(&self, py: Python<'_>) -> PyResult<Vec<(String, Vec<u16>)>> {
+    fn vbuckets_by_node<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let client = self.client.get()?;
         let nodes = py.detach(|| client.vbuckets_by_node());
-        let numbers = |vbids: Vec<dcp_wire::Vbid>| vbids.into_iter().map(|vbid| vbid.0).collect();
-        Ok(nodes.into_iter().map(|(node, vbids)| (node, numbers(vbids))).collect())
+        let numbers = |vbids: Vec<Vbid>| vbids.into_iter().map(|vbid| vbid.0).collect::<Vec<_>>();
+        nodes.into_iter().map(|(node, vbids)| (node, numbers(vbids))).into_py_dict(py)
     }
 
     fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {

@@ -6,21 +6,19 @@ use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
+use crate::classes::{Class, make};
 use crate::error::Failure;
 
-/// A packet's fields by name, and all of it as one line.
-type Described<'py> = (Bound<'py, PyDict>, String);
+static PACKET: Class = Class::new("dcp_rs.debug", "Packet");
+static DECODED: Class = Class::new("dcp_rs.debug", "Decoded");
 
-/// Describes the whole packets at the front of `data`.
-///
-/// Returns the descriptions, the number of bytes used, and whether keys of later packets have
-/// collection ids, which a response to HELLO may change.
+/// Describes the whole packets at the front of `data`, as `dcp_rs.debug.Decoded`.
 #[pyfunction]
 pub(crate) fn decode<'py>(
     py: Python<'py>,
     data: &[u8],
     collections: bool,
-) -> PyResult<(Vec<Described<'py>>, usize, bool)> {
+) -> PyResult<Bound<'py, PyAny>> {
     let mut packets = Vec::new();
     let mut keys = if collections { Keys::WithCollection } else { Keys::Plain };
     let mut used = 0;
@@ -28,11 +26,13 @@ pub(crate) fn decode<'py>(
         Frame::parse(data.get(used..).unwrap_or_default(), MAX_BODY_LEN).map_err(Failure::from)?
     {
         let description = describe(&frame, keys);
-        packets.push((record(py, &description.fields)?, description.to_string()));
+        let (fields, line) = (record(py, &description.fields)?, description.to_string());
+        packets.push(make!(PACKET, py, { fields: fields, _line: line })?);
         keys = keys.after(&frame);
         used += len;
     }
-    Ok((packets, used, keys == Keys::WithCollection))
+    let collections = keys == Keys::WithCollection;
+    make!(DECODED, py, { packets: packets, used: used, collections: collections })
 }
 
 /// Total length in bytes of the packet at the front of `data`, or the length needed to tell.

@@ -13,6 +13,7 @@ mod arguments;
 mod batch;
 mod cells;
 mod checkpoint;
+mod classes;
 mod client;
 mod credentials;
 mod decode;

@@ -14,6 +14,7 @@ use pyo3::types::PyDict;
 use crate::arguments::Arguments;
 use crate::batch::Rows;
 use crate::checkpoint::Checkpoint;
+use crate::classes::{Class, make};
 use crate::client::{Client, sinks};
 use crate::error::Failure;
 use crate::options::{self, Connection, limits};
@@ -147,6 +148,9 @@ impl Planner {
     }
 }
 
+static RANGE: Class = Class::new("dcp_rs.planner", "Range");
+static TASK_STREAM: Class = Class::new("dcp_rs.planner", "TaskStream");
+
 /// What is read: a plan that can be sent elsewhere and run there.
 #[pyclass(frozen, eq, module = "dcp_rs._dcp_rs")]
 #[derive(Debug, PartialEq)]
@@ -176,10 +180,15 @@ impl ReadPlan {
 
     /// What is read of each vBucket, ascending, as `dcp_rs.planner.Range`.
     fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let class = py.import("dcp_rs.planner")?.getattr("Range")?;
         let range = |range: VbucketRange| {
-            let (vbuuid, from, to) = (range.vbuuid().0, range.start_seqno().0, range.to.0);
-            class.call1((range.vbid.0, vbuuid, from, to, range.epoch(), range.rolled_back))
+            make!(RANGE, py, {
+                vbucket: range.vbid.0,
+                vbuuid: range.vbuuid().0,
+                from_seqno: range.start_seqno().0,
+                to_seqno: range.to.0,
+                epoch: range.epoch(),
+                rolled_back: range.rolled_back,
+            })
         };
         self.0.ranges().map(range).collect()
     }
@@ -196,16 +205,16 @@ impl ReadPlan {
     }
 }
 
-/// Opens the stream of a task, on the client of an earlier task if it is usable. Returns the client
-/// in use.
+/// Opens the stream of a task, on the client of an earlier task if it is usable, as
+/// `dcp_rs.planner.TaskStream`.
 #[pyfunction]
-pub(crate) fn open_task(
-    py: Python<'_>,
-    connect: Bound<'_, PyDict>,
+pub(crate) fn open_task<'py>(
+    py: Python<'py>,
+    connect: Bound<'py, PyDict>,
     kept: Option<&Client>,
     plan: &ReadPlan,
-    options: Bound<'_, PyDict>,
-) -> PyResult<(Client, ChangeStream)> {
+    options: Bound<'py, PyDict>,
+) -> PyResult<Bound<'py, PyAny>> {
     let Connection { options: connect, settings } = Connection::read(&Arguments::new(connect))?;
     let kept = kept.map(Client::engine).transpose()?.cloned();
     let arguments = Arguments::new(options);
@@ -216,7 +225,9 @@ pub(crate) fn open_task(
         open(&connect, kept, &plan.0, &base, make_sinks).await.map_err(Failure::from)
     };
     let (client, stream) = wait(py, opening)??;
-    Ok((Client::new(py, client, settings)?, ChangeStream::new(py, stream, table)?))
+    let client = Client::new(py, client, settings)?;
+    let stream = ChangeStream::new(py, stream, table)?;
+    make!(TASK_STREAM, py, { client: client, stream: stream })
 }
 
 /// The rollback rows with which a task begins, as its stream would have them; `None` without any.

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::{ANY, Arguments, integer, integer_in, wrong_type};
+use crate::classes::{Class, make};
 use crate::error::Failure;
 
 /// The failover table of a log. An invalid log is refused rather than repaired: the result would be
@@ -57,12 +58,13 @@ fn failover_log(arguments: &Arguments<'_>) -> PyResult<Vec<(u64, u64)>> {
     given.try_iter().map_err(|_| wrong())?.map(entry).collect()
 }
 
-/// Status, rollback seqno and reason; the options are those of `dcp_rs.debug.explain_rollback`.
+static EXPLANATION: Class = Class::new("dcp_rs.debug", "RollbackExplanation");
+
+/// The options are those of `dcp_rs.debug.explain_rollback`.
 #[pyfunction]
-pub(crate) fn explain_rollback(
-    request: Bound<'_, PyDict>,
-) -> PyResult<(&'static str, Option<u64>, String)> {
-    let arguments = Arguments::new(request);
+pub(crate) fn explain_rollback(options: Bound<'_, PyDict>) -> PyResult<Bound<'_, PyAny>> {
+    let py = options.py();
+    let arguments = Arguments::new(options);
     let number = |name, default| arguments.integer(name, default, ANY);
     let seqno = |name| number(name, 0).map(Seqno);
     let table = failover_table(&failover_log(&arguments)?)?;
@@ -88,5 +90,6 @@ pub(crate) fn explain_rollback(
         Verdict::Rollback { seqno, .. } => ("rollback", Some(seqno.0)),
         Verdict::OutOfRange(_) => ("erange", None),
     };
-    Ok((status, seqno, explanation.to_string()))
+    let reason = explanation.to_string();
+    make!(EXPLANATION, py, { status: status, seqno: seqno, reason: reason })
 }

@@ -2,13 +2,14 @@
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use dcp_arrow::{
-    COLUMNS, ColumnSet, Columns, DocumentSchema, KeyType, OnMalformed, SchemaError, TableOptions,
-    TableSchema, ValueFormat,
+    COLUMNS, ColumnSet, ColumnSpec, Columns, DocumentSchema, KeyType, OnMalformed, SchemaError,
+    TableOptions, TableSchema, ValueFormat,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
 
 use crate::arguments::{Arguments, names, one_of, one_or_more};
+use crate::classes::{Class, make};
 use crate::error::{Failure, Kind};
 
 /// The table described by the options of `Client.stream`.
@@ -120,18 +121,23 @@ impl Schema {
     }
 }
 
-/// The change table: `(name, set, nullable, meaning)` of each column.
+static COLUMN_INFO: Class = Class::new("dcp_rs.schema", "ColumnInfo");
+
+/// The columns of the change table, as `dcp_rs.ColumnInfo`.
 #[pyfunction]
-pub(crate) fn columns() -> Vec<(&'static str, &'static str, bool, &'static str)> {
-    COLUMNS
-        .iter()
-        .map(|spec| {
-            let set = match spec.set {
-                ColumnSet::Basic => "basic",
-                ColumnSet::Full => "full",
-                ColumnSet::OnRequest => "request",
-            };
-            (spec.name, set, spec.nullable, spec.meaning)
+pub(crate) fn columns(py: Python<'_>) -> PyResult<Vec<Bound<'_, PyAny>>> {
+    let info = |spec: &ColumnSpec| {
+        let included = match spec.set {
+            ColumnSet::Basic => "basic",
+            ColumnSet::Full => "full",
+            ColumnSet::OnRequest => "request",
+        };
+        make!(COLUMN_INFO, py, {
+            name: spec.name,
+            included: included,
+            nullable: spec.nullable,
+            meaning: spec.meaning,
         })
-        .collect()
+    };
+    COLUMNS.iter().map(info).collect()
 }

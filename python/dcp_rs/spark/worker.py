@@ -189,9 +189,9 @@ def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_r
     options = partition.options
     connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
     with _CLIENTS.reading(options):
-        client, stream = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
-        _CLIENTS.keep(options, client)
-        with dcp_rs.ChangeStream(stream) as changes:
+        task = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
+        _CLIENTS.keep(options, task.client)
+        with dcp_rs.ChangeStream(task.stream) as changes:
             yield from changes
 
 

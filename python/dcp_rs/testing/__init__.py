@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs.client import Client, ConnectionOptions
 from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
-from dcp_rs.testing.control import Control
+from dcp_rs.testing.control import Control, MapVersion
 from dcp_rs.testing.documents import Document, Documents, MutationToken
 from dcp_rs.testing.options import Limits, User
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Document", "EmbeddedCluster", "Limits", "MutationToken", "User"]
+__all__ = ["Document", "EmbeddedCluster", "Limits", "MapVersion", "MutationToken", "User"]
 
 
 @_keywords.checked

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from dcp_rs import _checks
 from dcp_rs.exceptions import ConfigError
@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 
 # The largest maxTTL of a server's collections, in seconds.
 _MAX_TTL = 0x7FFF_FFFF
+
+
+class MapVersion(NamedTuple):
+    """Version of a cluster map: a tuple, which compares as clients compare versions."""
+
+    epoch: int
+    """Raised by an unsafe failover; `revEpoch` in the map."""
+    revision: int
+    """Raised by every other change, counted anew in each epoch; `rev` in the map."""
 
 
 class Control:
@@ -123,8 +132,8 @@ class Control:
         self._inner.failover_unsafely(cast("list[int]", numbers))
 
     @property
-    def map_version(self) -> tuple[int, int]:
-        """Epoch and revision of the cluster map; every change increases the pair."""
+    def map_version(self) -> MapVersion:
+        """Version of the cluster map; every change increases it."""
         return self._inner.map_version()
 
     def kill(self, node: int) -> None:
@@ -375,12 +384,12 @@ class Control:
 
     def faults(self) -> list[dict[str, Any]]:
         """Returns the fault rules in force."""
-        rules: list[dict[str, Any]] = json.loads(self._inner.faults()[0])
+        rules: list[dict[str, Any]] = json.loads(self._inner.faults())
         return rules
 
     def fault_counts(self) -> list[int]:
         """Returns how often each rule of `faults` has reacted since it was set."""
-        return self._inner.faults()[1]
+        return self._inner.fault_counts()
 
 
 def _vbucket(vbucket: int) -> int:

@@ -111,7 +111,7 @@ class Documents:
             "collection": collection,
             "xattrs": _xattrs(xattrs),
         }
-        return _token(self._inner.upsert(_key(key), _value(value), options))
+        return self._inner.upsert(_key(key), _value(value), options)
 
     def insert(
         self,
@@ -134,7 +134,7 @@ class Documents:
             "collection": collection,
             "xattrs": _xattrs(xattrs),
         }
-        return _token(self._inner.insert(_key(key), _value(value), options))
+        return self._inner.insert(_key(key), _value(value), options)
 
     def remove(
         self, key: str | bytes, *, collection: str | None = None, cas: int = 0
@@ -146,7 +146,7 @@ class Documents:
             DocumentExistsError: It has another CAS.
         """
         options = {"cas": cas, "collection": collection}
-        return _token(self._inner.remove(_key(key), options))
+        return self._inner.remove(_key(key), options)
 
     def expire(self, key: str | bytes, *, collection: str | None = None) -> MutationToken:
         """Expires a document now.
@@ -154,16 +154,12 @@ class Documents:
         Raises:
             DocumentNotFoundError: There is none.
         """
-        return _token(self._inner.expire(_key(key), {"collection": collection}))
+        return self._inner.expire(_key(key), {"collection": collection})
 
     def get(self, key: str | bytes, *, collection: str | None = None) -> Document | None:
         """Returns a document, or `None` if it does not exist."""
         _checks.text("collection", collection, optional=True)
-        found = self._inner.get(_key(key), collection)
-        if found is None:
-            return None
-        xattrs = {name: json.loads(value) for name, value in found.pop("xattrs").items()}
-        return Document(xattrs=xattrs, **found)
+        return self._inner.get(_key(key), collection)
 
     def high_seqnos(self) -> dict[int, int]:
         """Returns the highest seqno of each vBucket."""
@@ -213,8 +209,3 @@ def _as_dict(value: object) -> dict[object, object]:
     if isinstance(value, Mapping):
         return dict(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-
-
-def _token(token: tuple[int, int, int, int]) -> MutationToken:
-    vbucket, seqno, vbuuid, cas = token
-    return MutationToken(vbucket=vbucket, seqno=seqno, vbuuid=vbuuid, cas=cas)

@@ -8,13 +8,20 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
 use crate::arguments::{ANY, Arguments};
+use crate::classes::{Class, make};
 use crate::error::{Failure, Kind};
 
-/// A document's vBucket, seqno, vbuuid and CAS.
-pub(super) type Token = (u16, u64, u64, u64);
+static MUTATION_TOKEN: Class = Class::new("dcp_rs.testing.documents", "MutationToken");
+static DOCUMENT: Class = Class::new("dcp_rs.testing.documents", "Document");
 
-pub(super) fn token(token: MutationToken) -> Token {
-    (token.vbid.0, token.seqno.0, token.vbuuid.0, token.cas.0)
+/// The `dcp_rs.testing.MutationToken`.
+pub(super) fn token(py: Python<'_>, token: MutationToken) -> PyResult<Bound<'_, PyAny>> {
+    make!(MUTATION_TOKEN, py, {
+        vbucket: token.vbid.0,
+        seqno: token.seqno.0,
+        vbuuid: token.vbuuid.0,
+        cas: token.cas.0,
+    })
 }
 
 /// Options of a document write.
@@ -83,9 +90,9 @@ pub(super) fn collection_id(
     producer.collection_id(scope, collection).map_err(Failure::from)
 }
 
-/// A document as the arguments of `dcp_rs.Document`, its xattrs as JSON texts by name.
-pub(super) fn dict<'py>(py: Python<'py>, document: &Document) -> PyResult<Bound<'py, PyDict>> {
-    let xattrs = PyDict::new(py);
+/// The `dcp_rs.testing.Document`.
+pub(super) fn read<'py>(py: Python<'py>, document: &Document) -> PyResult<Bound<'py, PyAny>> {
+    let (xattrs, json) = (PyDict::new(py), py.import("json")?);
     let mut value: &[u8] = &document.value;
     if document.datatype.contains(Datatype::XATTR) {
         let malformed = |error| Failure::new(Kind::Data, format!("malformed xattrs: {error}"));
@@ -93,21 +100,18 @@ pub(super) fn dict<'py>(py: Python<'py>, document: &Document) -> PyResult<Bound<
         for pair in pairs {
             let pair = pair.map_err(malformed)?;
             let name = String::from_utf8_lossy(pair.name);
-            xattrs.set_item(name, PyBytes::new(py, pair.value))?;
+            xattrs.set_item(name, json.call_method1("loads", (PyBytes::new(py, pair.value),))?)?;
         }
         value = body;
     }
-    let dict = PyDict::new(py);
-    dict.set_item("value", PyBytes::new(py, value))?;
-    dict.set_item("xattrs", xattrs)?;
-    dict.set_item(
-        "datatype",
-        if document.datatype.contains(Datatype::JSON) { "json" } else { "binary" },
-    )?;
-    dict.set_item("cas", document.cas.0)?;
-    dict.set_item("seqno", document.seqno.0)?;
-    dict.set_item("rev", document.rev_seqno.0)?;
-    dict.set_item("flags", document.flags)?;
-    dict.set_item("expiry", document.expiry)?;
-    Ok(dict)
+    make!(DOCUMENT, py, {
+        value: PyBytes::new(py, value),
+        xattrs: xattrs,
+        datatype: if document.datatype.contains(Datatype::JSON) { "json" } else { "binary" },
+        cas: document.cas.0,
+        seqno: document.seqno.0,
+        rev: document.rev_seqno.0,
+        flags: document.flags,
+        expiry: document.expiry,
+    })
 }

@@ -12,10 +12,13 @@ use dcp_wire::{Seqno, Vbid};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use self::document::{Token, WriteArgs};
+use self::document::WriteArgs;
 use crate::arguments::Arguments;
+use crate::classes::{Class, make};
 use crate::error::{Failure, Kind};
 use crate::runtime::{ProcessBound, wait};
+
+static MAP_VERSION: Class = Class::new("dcp_rs.testing.control", "MapVersion");
 
 /// An embedded cluster; `None` once it has been shut down.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs", name = "EmbeddedCluster")]
@@ -50,27 +53,27 @@ impl Producer {
         Ok(self.with(py, call)?.map_err(Into::into)?)
     }
 
-    fn write(
+    fn write<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         call: impl FnOnce(&EngineProducer) -> Result<MutationToken, Failure> + Send,
-    ) -> PyResult<Token> {
-        Ok(document::token(self.attempt(py, call)?))
+    ) -> PyResult<Bound<'py, PyAny>> {
+        document::token(py, self.attempt(py, call)?)
     }
 
-    fn store(
+    fn store<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         key: &[u8],
         value: &[u8],
-        options: Bound<'_, PyDict>,
+        options: Bound<'py, PyDict>,
         store: fn(
             &EngineProducer,
             &[u8],
             Bytes,
             WriteOptions,
         ) -> Result<MutationToken, DocumentError>,
-    ) -> PyResult<Token> {
+    ) -> PyResult<Bound<'py, PyAny>> {
         let value = Bytes::copy_from_slice(value);
         let options = WriteArgs::read(options)?;
         self.write(py, |producer| {
@@ -123,32 +126,42 @@ impl Producer {
         self.with(py, |producer| producer.vbid_of(key).0)
     }
 
-    fn upsert(
+    fn upsert<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         key: &[u8],
         value: &[u8],
-        options: Bound<'_, PyDict>,
-    ) -> PyResult<Token> {
+        options: Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.store(py, key, value, options, EngineProducer::upsert)
     }
 
-    fn insert(
+    fn insert<'py>(
         &self,
-        py: Python<'_>,
+        py: Python<'py>,
         key: &[u8],
         value: &[u8],
-        options: Bound<'_, PyDict>,
-    ) -> PyResult<Token> {
+        options: Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         self.store(py, key, value, options, EngineProducer::insert)
     }
 
-    fn remove(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
+    fn remove<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        options: Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let options = WriteArgs::read(options)?;
         self.write(py, |producer| Ok(producer.remove(key, options.options(producer)?)?))
     }
 
-    fn expire(&self, py: Python<'_>, key: &[u8], options: Bound<'_, PyDict>) -> PyResult<Token> {
+    fn expire<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        options: Bound<'py, PyDict>,
+    ) -> PyResult<Bound<'py, PyAny>> {
         let options = WriteArgs::read(options)?;
         self.write(py, |producer| Ok(producer.expire(key, options.options(producer)?)?))
     }
@@ -158,12 +171,12 @@ impl Producer {
         py: Python<'py>,
         key: &[u8],
         collection: Option<&str>,
-    ) -> PyResult<Option<Bound<'py, PyDict>>> {
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let found = self.attempt(py, |producer| {
             let collection = document::collection_id(producer, collection)?;
             Ok::<_, Failure>(producer.get_from(collection, key))
         })?;
-        found.map(|found| document::dict(py, &found)).transpose()
+        found.map(|found| document::read(py, &found)).transpose()
     }
 
     fn high_seqnos(&self, py: Python<'_>) -> PyResult<BTreeMap<u16, u64>> {
@@ -211,8 +224,9 @@ impl Producer {
         self.attempt(py, |producer| producer.failover_unsafely(&nodes))
     }
 
-    fn map_version(&self, py: Python<'_>) -> PyResult<(i64, i64)> {
-        self.with(py, EngineProducer::map_version)
+    fn map_version<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (epoch, revision) = self.with(py, EngineProducer::map_version)?;
+        make!(MAP_VERSION, py, { epoch: epoch, revision: revision })
     }
 
     fn kill(&self, py: Python<'_>, node: usize) -> PyResult<()> {
@@ -314,13 +328,16 @@ impl Producer {
         self.attempt(py, |producer| producer.set_faults(rules))
     }
 
-    /// The active rules as JSON, and how often each matched.
-    fn faults(&self, py: Python<'_>) -> PyResult<(String, Vec<u64>)> {
-        let (rules, counts) =
-            self.with(py, |producer| (producer.faults(), producer.fault_counts()))?;
-        let json = serde_json::to_string(&rules)
-            .map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
-        Ok((json, counts))
+    /// The active rules as JSON.
+    fn faults(&self, py: Python<'_>) -> PyResult<String> {
+        let rules = self.with(py, EngineProducer::faults)?;
+        let json = serde_json::to_string(&rules);
+        Ok(json.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?)
+    }
+
+    /// How often each rule matched.
+    fn fault_counts(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        self.with(py, EngineProducer::fault_counts)
     }
 
     fn shutdown(&self, py: Python<'_>) -> PyResult<()> {

@@ -10,12 +10,14 @@ use std::time::{Duration, Instant};
 use arrow_array::ffi_stream::FFI_ArrowArrayStream;
 use dcp_arrow::{PendingBatch, TableSchema};
 use dcp_consumer::{ChangeStream as EngineStream, StreamEvent, VbucketStats};
+use pyo3::exceptions::PyStopAsyncIteration;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{IntoPyDict, PyCapsule, PyDict};
 
 use self::arrow_stream::StreamReader;
 use crate::batch::ChangeBatch;
 use crate::checkpoint::Checkpoint;
+use crate::classes::{Class, make};
 use crate::error::{Failure, Kind};
 use crate::runtime::notify::Call;
 use crate::runtime::{ProcessBound, current, flush_log, wait_a_tick};
@@ -120,34 +122,32 @@ fn next_batch(
     }
 }
 
-/// Id, state, seqnos (last one taken, high seqno of the server, persisted on all copies), seconds
-/// that changes have waited for persistence, and whether copies have diverged.
-type VbucketParts = (u16, &'static str, (u64, Option<u64>, Option<u64>), Option<f64>, bool);
+static STREAM_STATS: Class = Class::new("dcp_rs.stream", "StreamStats");
+static VBUCKET_STATS: Class = Class::new("dcp_rs.stream", "VbucketStats");
+static STREAM_EVENT: Class = Class::new("dcp_rs.stream", "StreamEvent");
 
-/// Kind, vBucket, node, details as text, and the cause as a code.
-type EventParts = (&'static str, Option<u16>, Option<String>, String, Option<String>);
-
-fn event_parts(event: StreamEvent) -> EventParts {
+/// The `dcp_rs.StreamEvent`.
+fn stream_event(py: Python<'_>, event: StreamEvent) -> PyResult<Bound<'_, PyAny>> {
     let text = String::new;
-    match event {
-        StreamEvent::Opened { vbid, node } => ("opened", Some(vbid.0), Some(node), text(), None),
+    let (kind, vbid, node, message, cause) = match event {
+        StreamEvent::Opened { vbid, node } => ("opened", Some(vbid), Some(node), text(), None),
         StreamEvent::Ended { vbid, reason, cause } => {
-            ("ended", Some(vbid.0), None, reason, Some(cause))
+            ("ended", Some(vbid), None, reason, Some(cause))
         }
         StreamEvent::RolledBack(rollback) => {
             let message = format!("from seqno {} to {}", rollback.from_seqno, rollback.seqno);
-            ("rolled_back", Some(rollback.vbid.0), None, message, Some("rollback".to_owned()))
+            ("rolled_back", Some(rollback.vbid), None, message, Some("rollback".to_owned()))
         }
         StreamEvent::CaughtUp(caught_up) => {
             let message = format!("at seqno {}", caught_up.seqno);
-            ("caught_up", Some(caught_up.vbid.0), None, message, None)
+            ("caught_up", Some(caught_up.vbid), None, message, None)
         }
         StreamEvent::Moved { vbid, node } => {
-            ("moved", Some(vbid.0), Some(node), text(), Some("map_changed".to_owned()))
+            ("moved", Some(vbid), Some(node), text(), Some("map_changed".to_owned()))
         }
         StreamEvent::BackingOff { vbid, wait, cause } => {
             let message = format!("for {} ms", wait.as_millis());
-            ("backing_off", Some(vbid.0), None, message, Some(cause))
+            ("backing_off", Some(vbid), None, message, Some(cause))
         }
         StreamEvent::ConnectionLost { node, error, cause } => {
             ("connection_lost", None, Some(node), error, Some(cause.code().to_owned()))
@@ -155,11 +155,11 @@ fn event_parts(event: StreamEvent) -> EventParts {
         StreamEvent::Lagging { vbid, seqno, high_seqno, still } => {
             let still = still.as_secs();
             let message = format!("at seqno {seqno} of {high_seqno} for {still} s");
-            ("lagging", Some(vbid.0), None, message, None)
+            ("lagging", Some(vbid), None, message, None)
         }
         StreamEvent::Unpersisted { vbid, waits } => {
             let message = format!("changes wait to be persisted for {} s", waits.as_secs());
-            ("unpersisted", Some(vbid.0), None, message, None)
+            ("unpersisted", Some(vbid), None, message, None)
         }
         StreamEvent::NothingPersisted => {
             let message =
@@ -170,7 +170,14 @@ fn event_parts(event: StreamEvent) -> EventParts {
             ("dropped", None, None, format!("{count} events that were not read"), None)
         }
         event => ("other", None, None, format!("{event:?}"), None),
-    }
+    };
+    make!(STREAM_EVENT, py, {
+        kind: kind,
+        vbucket: vbid.map(|vbid| vbid.0),
+        node: node,
+        message: message,
+        cause: cause,
+    })
 }
 
 fn taken() -> PyErr {
@@ -200,16 +207,15 @@ impl ChangeStream {
         Ok(py.detach(|| shared.is_over()))
     }
 
-    /// Polls for the next batch on the reader's turn: returns `(batch, False)`, `(None, True)` at
-    /// the end of the stream, or `(None, False)` if there is none yet. In that case the turn lasts
-    /// until `leave`, and `notify` is called once, from another thread, when it is time to poll
-    /// again.
+    /// Polls for the next batch on the reader's turn; raises `StopAsyncIteration` at the end of the
+    /// stream, and returns `None` if there is none yet. In that case the turn lasts until `leave`,
+    /// and `notify` is called once, from another thread, when it is time to poll again.
     fn poll_next(
         &self,
         py: Python<'_>,
         turn: &AsyncTurn,
         notify: Py<PyAny>,
-    ) -> PyResult<(Option<ChangeBatch>, bool)> {
+    ) -> PyResult<Option<ChangeBatch>> {
         let shared = self.for_iterator()?;
         py.check_signals()?;
         let call = Call::new(current(py)?, notify, shared, turn.turn);
@@ -219,11 +225,11 @@ impl ChangeStream {
             Poll::Pending => Ok(Next::NotYet),
         });
         match next {
-            Ok(Next::Batch(batch)) => Ok((Some(batch), false)),
-            Ok(Next::NotYet) => Ok((None, false)),
+            Ok(Next::Batch(batch)) => Ok(Some(batch)),
+            Ok(Next::NotYet) => Ok(None),
             ended => {
                 flush_log(py);
-                ended.map(|_| (None, true)).map_err(Into::into)
+                Err(ended.map_or_else(Into::into, |_| PyStopAsyncIteration::new_err(())))
             }
         }
     }
@@ -263,68 +269,64 @@ impl ChangeStream {
         Ok(self.shared.get()?.table().names().collect())
     }
 
-    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+    /// As `dcp_rs.StreamStats`.
+    fn stats<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let shared = self.shared.get()?;
         let (stats, (malformed, partly_malformed)) =
             py.detach(|| (shared.stats(), shared.malformed()));
-        let dict = PyDict::new(py);
-        for (name, count) in [
-            ("opening", stats.opening),
-            ("streaming", stats.streaming),
-            ("backing_off", stats.backing_off),
-            ("complete", stats.complete),
-            ("failed", stats.failed),
-            ("diverged", stats.diverged),
-            ("connections", stats.connections),
-        ] {
-            dict.set_item(name, count)?;
-        }
-        for (name, count) in [
-            ("reconnects", stats.reconnects),
-            ("batches", stats.batches),
-            ("rows", stats.rows),
-            ("buffered_bytes", stats.buffered_bytes),
-            ("malformed", malformed),
-            ("partly_malformed", partly_malformed),
-            ("unpersisted_rows", stats.unpersisted_rows),
-            ("unpersisted_bytes", stats.unpersisted_bytes),
-        ] {
-            dict.set_item(name, count)?;
-        }
-        dict.set_item("unpersisted_seconds", stats.unpersisted_for.as_secs_f64())?;
-        dict.set_item("lag", stats.lag)?;
-        dict.set_item("max_lag", stats.max_lag)?;
-        dict.set_item("elapsed", stats.elapsed.as_secs_f64())?;
-        Ok(dict)
+        make!(STREAM_STATS, py, {
+            opening: stats.opening,
+            streaming: stats.streaming,
+            backing_off: stats.backing_off,
+            complete: stats.complete,
+            failed: stats.failed,
+            connections: stats.connections,
+            reconnects: stats.reconnects,
+            batches: stats.batches,
+            rows: stats.rows,
+            malformed: malformed,
+            partly_malformed: partly_malformed,
+            buffered_bytes: stats.buffered_bytes,
+            unpersisted_rows: stats.unpersisted_rows,
+            unpersisted_bytes: stats.unpersisted_bytes,
+            unpersisted_seconds: stats.unpersisted_for.as_secs_f64(),
+            diverged: stats.diverged,
+            lag: stats.lag,
+            max_lag: stats.max_lag,
+            elapsed: stats.elapsed.as_secs_f64(),
+        })
     }
 
-    /// State of every vBucket.
-    fn vbucket_stats(&self, py: Python<'_>) -> PyResult<Vec<VbucketParts>> {
+    /// `dcp_rs.VbucketStats` of every vBucket.
+    fn vbucket_stats<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let shared = self.shared.get()?;
         let stats = py.detach(|| shared.vbucket_stats());
         let of = |vbucket: VbucketStats| {
-            let high_seqno = vbucket.high_seqno.map(|seqno| seqno.0);
-            let persisted_seqno = vbucket.persisted_seqno.map(|seqno| seqno.0);
-            let unpersisted_seconds = vbucket.unpersisted_for.map(|held| held.as_secs_f64());
-            let (state, is_diverged) = (vbucket.state.as_str(), vbucket.is_diverged);
-            let seqnos = (vbucket.seqno.0, high_seqno, persisted_seqno);
-            (vbucket.vbid.0, state, seqnos, unpersisted_seconds, is_diverged)
+            make!(VBUCKET_STATS, py, {
+                vbucket: vbucket.vbid.0,
+                state: vbucket.state.as_str(),
+                seqno: vbucket.seqno.0,
+                high_seqno: vbucket.high_seqno.map(|seqno| seqno.0),
+                persisted_seqno: vbucket.persisted_seqno.map(|seqno| seqno.0),
+                unpersisted_seconds: vbucket.unpersisted_for.map(|held| held.as_secs_f64()),
+                is_diverged: vbucket.is_diverged,
+            })
         };
-        Ok(stats.into_iter().map(of).collect())
+        stats.into_iter().map(of).collect()
     }
 
-    /// How far the server is ahead by collection: names and seqnos.
-    fn collection_lag(&self, py: Python<'_>) -> PyResult<Vec<(String, Option<u64>)>> {
+    /// How many seqnos the server is ahead, by the name of the collection.
+    fn collection_lag<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let shared = self.shared.get()?;
         let lags = py.detach(|| shared.collection_lag());
-        Ok(lags.into_iter().map(|each| (each.name, each.lag)).collect())
+        lags.into_iter().map(|each| (each.name, each.lag)).into_py_dict(py)
     }
 
-    /// Events since the last call: kind, vBucket, node, details as text, and the cause.
-    fn events(&self, py: Python<'_>) -> PyResult<Vec<EventParts>> {
+    /// Events since the last call, as `dcp_rs.StreamEvent`.
+    fn events<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let shared = self.shared.get()?;
         let events = py.detach(|| shared.take_events());
-        Ok(events.into_iter().map(event_parts).collect())
+        events.into_iter().map(|event| stream_event(py, event)).collect()
     }
 
     fn close(&self, py: Python<'_>) -> PyResult<()> {
