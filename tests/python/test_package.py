@@ -95,6 +95,24 @@ def test_a_signature_shows_the_defaults_of_the_engine(function, of):
         assert shown.keys() == declared.keys() - {"connection_string"}
 
 
+def test_a_connection_has_the_same_options_wherever_they_are_given():
+    options = inspect.signature(dcp_rs.ConnectionOptions).parameters
+    connecting = inspect.signature(dcp_rs.connect).parameters
+    assert inspect.signature(dcp_rs.connect_async).parameters == connecting
+    assert connecting["connection_string"].annotation == "str | ConnectionOptions"
+    assert options["connection_string"].annotation == "str"
+    declared, taken = (
+        {
+            name: (each.annotation, each.default, each.kind)
+            for name, each in parameters.items()
+            if name != "connection_string"
+        }
+        for parameters in (options, connecting)
+    )
+    assert len(declared) >= 18
+    assert taken == declared
+
+
 def test_a_stream_has_few_options_and_each_is_documented():
     for function, most in [(dcp_rs.Client.stream, 20), (dcp_rs.connect, 19)]:
         names = inspect.signature(function).parameters.keys() - {"self"}
