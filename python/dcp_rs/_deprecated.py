@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import os
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _Named = TypeVar("_Named", bound="Callable[..., Any]")
 
 _PACKAGE = os.path.dirname(__file__) + os.sep  # noqa: PTH120 - frames have text
+# Modules of Python that call this package for somebody.
+_BETWEEN = (contextlib.__file__, dataclasses.__file__, functools.__file__)
 
 
 @dataclass(frozen=True)
@@ -82,10 +85,25 @@ def accepts(*renamed: Renamed) -> Callable[[_Named], _Named]:
 def _accepting(function: _Named, renamed: tuple[Renamed, ...]) -> _Named:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
+        for each in renamed:
+            if each.old in kwargs and each.new in kwargs:
+                _forget_copied(kwargs, each.new)
         take(kwargs, *renamed)
         return function(*args, **kwargs)
 
     return cast("_Named", call)
+
+
+def _forget_copied(given: dict[str, Any], name: str) -> None:
+    """Takes out a value that `dataclasses.replace` has copied, rather than its caller given."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename == __file__:
+        frame = frame.f_back
+    if frame is None or frame.f_code.co_filename != dataclasses.__file__:
+        return
+    replaced = next(each for each in frame.f_locals.values() if hasattr(each, name))
+    if given[name] == getattr(replaced, name):
+        del given[name]
 
 
 def _old(renamed: Renamed, options: object) -> object:
@@ -106,7 +124,7 @@ def _stack_level() -> int:
     frame, level = inspect.currentframe(), 0
     while frame is not None:
         name = frame.f_code.co_filename
-        if not name.startswith(_PACKAGE) and name not in {contextlib.__file__, functools.__file__}:
+        if not name.startswith(_PACKAGE) and name not in _BETWEEN:
             break
         frame, level = frame.f_back, level + 1
     # The frame of this function counts for the caller, which warns.

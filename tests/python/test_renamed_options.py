@@ -1,5 +1,7 @@
 """Old names of options work for one release, with a warning at the line that has them."""
 
+from dataclasses import replace
+
 import pytest
 
 import dcp_rs
@@ -47,6 +49,32 @@ def test_spark_knows_old_names(old, given, name, value):
     new = "onPurge" if name == "on_purge" else "maxOffsetsPerTrigger"
     with pytest.raises(ConfigError, match=f"^{new}, "):
         ReadOptions.parse(SPARK | {old: given, new: str(value)})
+
+
+@pytest.mark.parametrize(
+    ("options", "old", "new", "before", "after"),
+    [
+        (PlanOptions(max_seqnos=3, is_last=True), "max_rows", "max_seqnos", 3, 5),
+        (PlanOptions(), "max_rows", "max_seqnos", None, 5),
+        (PlanOptions(), "allow_data_loss", "on_purge", "fail", True),
+        (
+            ReadOptions.parse(SPARK),
+            "max_rows_per_trigger",
+            "max_offsets_per_trigger",
+            None,
+            7,
+        ),
+    ],
+)
+def test_options_are_replaced_by_their_old_names(options, old, new, before, after):
+    with pytest.warns(DeprecationWarning, match=f"^{old} is deprecated: use {new}") as seen:
+        replaced = replace(options, **{old: after})
+    assert seen[0].filename == __file__
+    value = "resync" if after is True else after
+    assert (getattr(options, new), getattr(replaced, new)) == (before, value)
+    assert replaced == replace(options, **{new: value}) != options
+    with pytest.raises(ConfigError, match=f"^{new}, {old}: "):
+        replace(options, **{old: after, new: "other"})
 
 
 def test_stream_knows_old_name(cluster):
