@@ -159,6 +159,23 @@ def test_an_error_of_the_engine_calls_options_as_spark_does():
     assert str(error) == "[COUCHBASE_DCP_CONFIG] reading: flowControlBufferBytes: 1 is too little"
 
 
+def test_the_limit_of_a_micro_batch_has_its_name_in_every_error():
+    error = ConfigError("0 is too little", option="max_seqnos")
+    said = "[COUCHBASE_DCP_CONFIG] planning: maxOffsetsPerTrigger: 0 is too little"
+    assert str(coded(error, "planning")) == said
+    with pytest.raises(ConfigError, match="did you mean maxOffsetsPerTrigger"):
+        parse(maxOffsetPerTrigger="5")
+    for wrong in ("many", "-1", "1.5", str(1 << 63), 1.5, True):
+        with pytest.raises(ConfigError, match=r"^maxOffsetsPerTrigger: ") as caught:
+            parse(maxOffsetsPerTrigger=wrong)
+        assert caught.value.option == "maxOffsetsPerTrigger"
+        old = pytest.warns(
+            DeprecationWarning, match="^maxRowsPerTrigger is .* maxOffsetsPerTrigger$"
+        )
+        with old, pytest.raises(ConfigError, match=r"^maxOffsetsPerTrigger: "):
+            parse(maxRowsPerTrigger=wrong)
+
+
 def test_every_option_is_used():
     package = Path(dcp_rs.spark.__file__).parent
     trees = [ast.parse(path.read_text()) for path in package.glob("*.py")]
