@@ -42,6 +42,7 @@
 //! | when a consumer acknowledges received bytes | `flow-control` | `consumer/window.rs` | `window_acknowledges_a_quarter_at_once` |
 //! | when a silent connection is dead | `dead-connections` | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` | `connection_that_is_silent_is_dead_after_two_intervals` |
 //! | which steps set a connection up, in which order | `sasl`, `open-connection`, `control` | `consumer/bootstrap/mod.rs` | `connection_is_set_up_in_four_round_trips` |
+//! | which proof of a password a SCRAM login sends, and which it accepts | `sasl` | `sasl/scram_client.rs` of `dcp-wire`, `sasl/scram_server.rs` of `dcp-wire` | `scram_client_refuses_a_server_that_does_not_know_the_password` |
 //! | which features and controls every connection requests | `control` | `consumer/bootstrap/config.rs` | `ct_14_expirations_are_asked_for_with_what_they_need` |
 //! | which open flags and further controls the options of a stream add | `control` | `opening.rs` of `dcp-consumer` | `op_07_and_op_08_flags_that_servers_refuse_are_not_combined` |
 //! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `stream_request_is_for_the_active_copy_and_every_deletion` |
@@ -54,11 +55,13 @@
 //! | which collections a pattern matches | `collections` | `collection_patterns.rs` | `collection_pattern_must_match_scope_and_collection` |
 //! | which documents are delivered, and which only move the position | `collections` | `consumer/delivery.rs` | `collection_patterns_choose_from_the_manifest_and_hide_the_others` |
 //! | with which filters a stored position may be used | `collections` | `checkpoint/filter/mod.rs` | `filter_that_is_contained_was_delivered` |
+//! | how a checkpoint is written, and which texts are read | | `checkpoint/document.rs` | `checkpoint_document_may_be_reformatted_but_not_changed` |
 //! | which changes wait until they are persisted, and for what | `failure-scenarios` | `consumer/unpersisted.rs`, `consumer/connection/mitigation.rs` | `rule_11_a_change_waits_until_it_is_persisted_everywhere` |
 //! | what all copies have persisted | `failure-scenarios` | `observe/persisted.rs` of `dcp-consumer`, `stream_task/persistence_watch/mod.rs` of `dcp-consumer` | `persistence_is_that_of_the_slowest_copy_once_all_have_answered` |
 //! | whether a stream that ended is opened again, and after which wait | `stream-request` | `stream_task/placement/decisions.rs` of `dcp-consumer`, `retry.rs` of `dcp-consumer` | `stream_ends_each_have_their_decision` |
 //! | when a packet that cannot be read ends the stream | | `stream_task/poison_packets.rs` of `dcp-consumer` | `packet_that_ends_three_connections_in_a_row_ends_the_stream` |
 //! | which node has a vBucket, and which cluster map is newer | `protocol-flow` | `topology/bucket_config.rs` | `map_revision_of_a_newer_epoch_is_newer` |
+//! | at which address and port a node is reached, and when at an alternate one | `protocol-flow` | `topology/node.rs` | `alternate_addresses_have_their_own_ports_or_the_usual_ones` |
 //! | where a planned read begins, and whether a rollback or a purge changes that | `rollback` | `plan/batch/begin.rs` | `rollback_is_reported_and_read_again_from_the_common_seqno` |
 //! | how far a checkpoint may go while batches are acknowledged in any order | | `watermark.rs` of `dcp-consumer` | `checkpoint_never_passes_a_batch_that_is_not_acknowledged` |
 //!
