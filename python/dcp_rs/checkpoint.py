@@ -158,6 +158,12 @@ class Checkpoint:
     def _rewound_to(self, vbucket: int, seqno: int) -> Checkpoint:
         return Checkpoint._of(self._inner.rewound_to(vbucket, seqno))
 
+    def _has_in_history(self, vbucket: int, other: Checkpoint) -> bool:
+        return self._inner.has_in_history(vbucket, other._inner)
+
+    def _with_positions_of(self, other: Checkpoint, vbuckets: Iterable[int]) -> Checkpoint:
+        return Checkpoint._of(self._inner.with_positions_of(other._inner, list(vbuckets)))
+
     @property
     def bucket_uuid(self) -> str:
         """UUID of the bucket that the positions belong to."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs, _deprecated, _keywords
 from dcp_rs._stream_start import StreamStart
+from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.documents import DocumentSchema, as_options
 from dcp_rs.exceptions import ClosedError, ConfigError, DcpError, ForkedProcessError
 from dcp_rs.options import BatchPolicy
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.options import Include, Op, Share
     from dcp_rs.stores import CheckpointStore
 
@@ -329,6 +329,33 @@ class Client(Bucket):
         """
         return self._inner.high_seqnos()
 
+    def collections(self, collections: str | Iterable[str] | None = None) -> dict[str, int]:
+        """Fetches the bucket's collections from the nodes.
+
+        Args:
+            collections: Names and patterns of those to return, as in `dcp_rs.Client.stream`; by
+                default, all but those of the scope `_system`.
+
+        Returns:
+            ID of each collection by its name, such as `inventory.airline`, in order. A collection
+            that is created again has another ID.
+
+        Raises:
+            ConfigError: A scope or collection that is named does not exist.
+            TimeoutError: A node did not answer within the connect timeout; the text says why.
+        """
+        if not (collections is None or isinstance(collections, str)):
+            collections = _checks.names("collections", collections)
+        return self._inner.collections({"collections": collections})
+
+    def _earliest_of(
+        self, collections: list[str] | None, readers: Iterable[Checkpoint]
+    ) -> Checkpoint:
+        """Returns where one stream of collections begins for all of several readers."""
+        inner = [reader._inner for reader in readers]  # noqa: SLF001 - the package's own
+        options = {"collections": collections}
+        return Checkpoint._of(self._inner.earliest_of(options, inner))  # noqa: SLF001 - as above
+
     @_deprecated.accepts(_deprecated.OF_STREAM)
     @_keywords.checked
     def stream(
@@ -528,7 +555,7 @@ def _check_collections(bucket: Bucket, collections: object) -> None:
         ConfigError: A scope or collection does not exist.
     """
     try:
-        bucket._inner.check_collections({"collections": collections})  # noqa: SLF001 - as above
+        bucket._inner.collections({"collections": collections})  # noqa: SLF001 - as above
     except (ClosedError, ConfigError):
         raise
     except DcpError:

@@ -10,7 +10,7 @@ use dcp_proto::plan::{Ends, ReadPlan, VbucketRange};
 use dcp_proto::topology::Manifest;
 use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
 use dcp_wire::message::ObservedSeqno;
-use dcp_wire::{Seqno, Vbid, Vbuuid};
+use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio_util::sync::CancellationToken;
 
 use crate::bucket::Bucket;
@@ -113,6 +113,19 @@ impl Client {
         let mut nodes = Nodes::new(Arc::clone(&self.bucket), None);
         Box::pin(nodes.connect(&self.all_vbuckets().collect())).await?;
         filter::resolve(filter, system_documents, &self.manifest())
+    }
+
+    /// The collections that a filter chooses, as `scope.collection`, from the newest manifest of
+    /// the nodes.
+    ///
+    /// # Errors
+    /// As [`Client::stored_filter`].
+    pub async fn collections(
+        &self,
+        filter: &Filter,
+    ) -> Result<BTreeMap<String, CollectionId>, Error> {
+        let filter = self.stored_filter(filter, false).await?;
+        Ok(filter::delivered(&filter, &self.manifest()))
     }
 
     /// An observer of the vBuckets' seqnos, for repeated use.

@@ -1,9 +1,12 @@
 //! Resolves a filter by names into one by ids.
 
+use std::collections::BTreeMap;
+
 use dcp_proto::CollectionPatterns;
 use dcp_proto::checkpoint::StoredFilter;
 use dcp_proto::consumer::{Exclusions, StreamFilter};
 use dcp_proto::topology::{CollectionEntry, Manifest};
+use dcp_wire::CollectionId;
 
 use crate::{Error, Filter, StreamOptions};
 
@@ -132,6 +135,27 @@ pub(crate) fn exclusions(filter: &StreamFilter, manifest: &Manifest) -> Exclusio
     exclusions.with_system_scope(scope, collections)
 }
 
+/// The collections whose documents a filter delivers, as `scope.collection`.
+pub(crate) fn delivered(
+    filter: &StoredFilter,
+    manifest: &Manifest,
+) -> BTreeMap<String, CollectionId> {
+    let (documents, patterns) = (filter.documents(), filter.patterns());
+    let hides_system = *documents == StreamFilter::All && patterns.is_all();
+    let system = manifest.scope_named("_system").filter(|_| hides_system).map(|scope| scope.id);
+    manifest
+        .collections()
+        .filter(|entry| match documents {
+            StreamFilter::All => Some(entry.scope_id) != system,
+            StreamFilter::Scope(id) => entry.scope_id == *id,
+            StreamFilter::Collections(ids) => ids.contains(&entry.id),
+        })
+        .filter_map(|entry| Some((manifest.names(entry.id)?, entry.id)))
+        .filter(|((scope, of), _)| patterns.is_all() || patterns.choose(scope, of))
+        .map(|((scope, of), id)| (format!("{scope}.{of}"), id))
+        .collect()
+}
+
 /// A filter without what the manifest no longer has; `None` if nothing is left.
 pub(crate) fn remaining(filter: &StreamFilter, manifest: &Manifest) -> Option<StreamFilter> {
     match filter {
@@ -162,7 +186,7 @@ fn collections(name: &str, problem: String) -> Error {
 
 #[cfg(test)]
 mod tests {
-    use dcp_wire::{CollectionId, ScopeId};
+    use dcp_wire::ScopeId;
 
     use super::*;
 
@@ -220,6 +244,30 @@ mod tests {
         assert_eq!(exclusions(&StreamFilter::Scope(ScopeId(8)), &system), all);
         let none_yet = all.with_system_scope(None, []);
         assert_eq!(exclusions(&StreamFilter::All, &manifest()), none_yet);
+    }
+
+    #[test]
+    fn filter_delivers_the_collections_that_it_chooses() {
+        let json = r#"{"uid":"3","scopes":[{"name":"_system","uid":"7","collections":
+            [{"name":"_query","uid":"8"}]},{"name":"shop","uid":"9","collections":
+            [{"name":"orders","uid":"a"},{"name":"carts","uid":"b"}]},
+            {"name":"test","uid":"c","collections":[{"name":"orders","uid":"d"}]}]}"#;
+        let manifest = Manifest::parse(json.as_bytes()).unwrap();
+        let found = |filter: &Filter| {
+            let found = delivered(&resolve(filter, false, &manifest).unwrap(), &manifest);
+            found.into_iter().map(|(name, id)| (name, id.0)).collect::<Vec<_>>()
+        };
+        let of = |names: &[&str]| {
+            found(&Filter::Collections(names.iter().map(ToString::to_string).collect()))
+        };
+        let named = |name: &str, id| (name.to_owned(), id);
+        let (carts, orders) = (named("shop.carts", 0xb), named("shop.orders", 0xa));
+        let tests = named("test.orders", 0xd);
+        assert_eq!(found(&Filter::All), [carts.clone(), orders.clone(), tests.clone()]);
+        assert_eq!(of(&["shop.*"]), [carts, orders.clone()]);
+        assert_eq!(of(&["*.orders"]), [orders, tests.clone()]);
+        assert_eq!(of(&["test.orders"]), [tests]);
+        assert_eq!(of(&["_system._query"]), [named("_system._query", 8)]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use dcp_wire::message::{FailoverEntries, FailoverEntry};
-use dcp_wire::{DecodeError, Seqno};
+use dcp_wire::{DecodeError, Seqno, Vbuuid};
 use thiserror::Error;
 
 /// Why entries are not a failover log.
@@ -81,6 +81,14 @@ impl FailoverLog {
         self.entries.iter().copied().find(|entry| entry.seqno < seqno).unwrap_or(oldest)
     }
 
+    /// Where a branch ends because another begins: `Some(None)` for the newest, `None` for one that
+    /// the log does not have.
+    #[must_use]
+    pub fn branch_end(&self, vbuuid: Vbuuid) -> Option<Option<Seqno>> {
+        let at = self.entries.iter().position(|entry| entry.vbuuid == vbuuid)?;
+        Some(at.checked_sub(1).and_then(|newer| self.entries.get(newer)).map(|newer| newer.seqno))
+    }
+
     /// Forgets the branches that begin above `seqno`, as after a rollback to it; the oldest stays.
     pub fn prune(&mut self, seqno: Seqno) {
         let oldest = self.entries[self.entries.len() - 1];
@@ -95,8 +103,6 @@ impl FailoverLog {
 
 #[cfg(test)]
 mod tests {
-    use dcp_wire::Vbuuid;
-
     use super::*;
 
     fn log(entries: &[(u64, u64)]) -> FailoverLog {

@@ -113,6 +113,15 @@ impl Checkpoint {
         Ok(Self(merged))
     }
 
+    fn has_in_history(&self, vbucket: u16, other: &Self) -> bool {
+        self.0.has_in_history(Vbid(vbucket), &other.0)
+    }
+
+    fn with_positions_of(&self, other: &Self, vbuckets: Vec<u16>) -> PyResult<Self> {
+        let vbids = vbuckets.into_iter().map(Vbid);
+        Ok(Self(self.0.with_positions_of(&other.0, vbids).map_err(Failure::from)?))
+    }
+
     fn __eq__(&self, other: &Self) -> bool {
         self.0 == other.0
     }

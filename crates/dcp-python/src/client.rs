@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use dcp_arrow::{ArrowSink, BatchLimits, BufferPool, CollectionName, CollectionNames, TableSchema};
 use dcp_consumer::{Client as EngineClient, StreamOptions};
+use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use dcp_wire::Vbid;
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyDict};
 
 use crate::arguments::Arguments;
+use crate::checkpoint::Checkpoint;
 use crate::error::Failure;
 use crate::options::{self, Connection, ConnectionSettings};
 use crate::runtime::pending::Pending;
@@ -84,12 +86,31 @@ impl Client {
         })
     }
 
-    /// Checks that collections exist, by asking the nodes.
-    fn check_collections(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<()> {
+    /// The collections that a filter chooses, by asking the nodes.
+    fn collections(
+        &self,
+        py: Python<'_>,
+        options: Bound<'_, PyDict>,
+    ) -> PyResult<BTreeMap<String, u32>> {
         let client = self.client.get()?;
         let filter = options::filter(&Arguments::new(options))?;
-        let found = wait(py, || client.stored_filter(&filter, false))?;
-        Ok(found.map(drop).map_err(Failure::from)?)
+        let found = wait(py, || client.collections(&filter))?.map_err(Failure::from)?;
+        Ok(found.into_iter().map(|(name, id)| (name, id.0)).collect())
+    }
+
+    /// The earliest positions of several readers, for a stream of a filter.
+    fn earliest_of(
+        &self,
+        py: Python<'_>,
+        options: Bound<'_, PyDict>,
+        readers: Vec<Checkpoint>,
+    ) -> PyResult<Checkpoint> {
+        let client = self.client.get()?;
+        let filter = options::filter(&Arguments::new(options))?;
+        let filter = wait(py, || client.stored_filter(&filter, false))?.map_err(Failure::from)?;
+        let readers: Vec<_> = readers.into_iter().map(|reader| reader.0).collect();
+        let found = EngineCheckpoint::earliest_of(client.bucket_uuid(), filter, &readers);
+        Ok(Checkpoint(found.map_err(Failure::from)?))
     }
 
     fn stream(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<ChangeStream> {

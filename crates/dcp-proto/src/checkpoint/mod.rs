@@ -11,6 +11,7 @@ mod error;
 mod filter;
 mod offsets;
 mod origin;
+mod together;
 #[cfg(test)]
 mod tests;
 

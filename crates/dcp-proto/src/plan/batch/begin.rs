@@ -6,7 +6,7 @@ use super::{Limits, Observed, PlanError};
 use crate::consumer::StreamPosition;
 use crate::plan::Offset;
 use crate::plan::start::{Start, at};
-use crate::{FailoverLog, OnPurge, OnRollback, Position, Snapshot};
+use crate::{OnPurge, OnRollback, Position, Snapshot};
 
 /// Where reading a vBucket begins.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
     }
     // The snapshot that contains the offset may end anywhere up to the high seqno at that time, and
     // a branch that begins inside it lacks the changes that it de-duplicated.
-    match branch_end(start.vbuuid, &seen.log) {
+    match seen.log.branch_end(start.vbuuid) {
         Some(None) => (common < start.seqno).then_some(common),
         Some(Some(branch_end)) => {
             let read = seen.high_after_read.filter(|high| *high >= start.seqno);
@@ -164,19 +164,11 @@ fn rollback(start: Offset, seen: &Observed, limits: &Limits) -> Option<Seqno> {
 
 /// Seqno up to which an offset is on the server's history.
 pub(super) fn common(offset: Offset, seen: &Observed) -> Seqno {
-    match branch_end(offset.vbuuid, &seen.log) {
+    match seen.log.branch_end(offset.vbuuid) {
         None => Seqno::ZERO,
         Some(None) => offset.seqno.min(seen.high),
         Some(Some(branch_end)) => offset.seqno.min(branch_end).min(seen.high),
     }
-}
-
-/// Where a branch ends because another begins: `Some(None)` for the newest, `None` for one that the
-/// log does not have.
-fn branch_end(vbuuid: Vbuuid, log: &FailoverLog) -> Option<Option<Seqno>> {
-    let entries = log.entries();
-    let at = entries.iter().position(|entry| entry.vbuuid == vbuuid)?;
-    Some(at.checked_sub(1).and_then(|newer| entries.get(newer)).map(|newer| newer.seqno))
 }
 
 impl Observed {
@@ -206,7 +198,7 @@ impl Observed {
             return position.seqno < purge;
         }
         let Snapshot { end, .. } = position.request_snapshot();
-        match branch_end(position.vbuuid(), &self.log) {
+        match self.log.branch_end(position.vbuuid()) {
             None => false,
             Some(branch_end) => position.seqno <= self.high && branch_end.is_none_or(|b| end <= b),
         }
