@@ -192,7 +192,9 @@ def _imported_at_import_time(node: ast.AST) -> list[tuple[int, str]]:
 NEEDS = {
     "dcp_rs/spark/source.py": "pyspark",
     "dcp_rs/replication/changes.py": "pyarrow",
-    "dcp_rs/replication/core.py": "pyarrow",
+    "dcp_rs/replication/group.py": "pyarrow",
+    "dcp_rs/replication/table.py": "pyarrow",
+    "dcp_rs/replication/tables.py": "pyarrow",
     "dcp_rs/replication/delta_rejects.py": "pyarrow",
     "dcp_rs/replication/postgres/refusals.py": "pyarrow",
     "dcp_rs/replication/reader.py": "pyarrow",

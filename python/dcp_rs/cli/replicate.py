@@ -38,6 +38,17 @@ TARGET is one of
 @click.argument("target", metavar="TARGET")
 @click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
 @click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
+@click.option(
+    "--tables",
+    metavar="TEMPLATE",
+    help="A table for each collection: `collection` for {scope}__{collection}, or another template."
+    " TARGET then names no table.",
+)
+@click.option(
+    "--on-drop",
+    type=click.Choice(["empty", "keep"]),
+    help="What becomes of the table of a dropped collection (empty).",
+)
 @reading_options(
     only=(
         "collections",

@@ -19,29 +19,39 @@ library of a target when the target is created.
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.progress import Progress
+from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import Address, Commit, Target
+from dcp_rs.replication.target import Address, Commit, Database, Target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
     from dcp_rs.documents import DocumentSchema
+    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.core import Settings
+    from dcp_rs.replication.table import Table
+    from dcp_rs.replication.tables import OneTable, TablePerCollection, Tables
+    from dcp_rs.replication.target import OnError
 
 __all__ = [
     "Commit",
+    "Database",
     "Progress",
     "State",
+    "TableProgress",
     "Target",
+    "open_database",
     "open_target",
     "replicate",
 ]
@@ -49,15 +59,30 @@ __all__ = [
 # In seconds.
 _DAY = 86_400.0
 
-# Module, class and extra of each scheme of a target's URL.
-_TARGETS = {
-    "delta": ("delta", "DeltaTarget", "delta"),
-    "duckdb": ("duckdb", "DuckDBTarget", "duckdb"),
-    "iceberg": ("iceberg", "IcebergTarget", "iceberg"),
-    "parquet": ("parquet", "ParquetTarget", "arrow"),
-    "postgresql": ("postgres", "PostgresTarget", "postgres"),
+
+class _Scheme(NamedTuple):
+    """What writes to the URLs of a scheme.
+
+    Attributes:
+        target: Module and class for one table.
+        database: Module and class for several tables.
+        extra: The extra that brings the library.
+    """
+
+    target: str
+    database: str
+    extra: str
+
+
+_SCHEMES = {
+    "delta": _Scheme("delta.DeltaTarget", "delta.DeltaDatabase", "delta"),
+    "duckdb": _Scheme("duckdb.DuckDBTarget", "duckdb_database.DuckDBDatabase", "duckdb"),
+    "iceberg": _Scheme("iceberg.IcebergTarget", "iceberg.IcebergDatabase", "iceberg"),
+    "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
+    "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
 _MEMBERS = ("modes", "open", "commit", "close")
+_MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold")
 
 
 def open_target(url: str) -> Target:
@@ -73,11 +98,46 @@ def open_target(url: str) -> Target:
         ConfigError: The URL does not name a target, or the target's library is too old.
         ImportError: The target's library is not installed; the text names the extra to install.
     """
+    address, scheme = _parse(url)
+    if "{" in address.options.get("table", ""):
+        raise ConfigError(
+            "the table of the URL is one table, whose name has no braces: name those of several"
+            " collections by a template",
+            option="target",
+        )
+    target: Target = _class(scheme.target).at(address)
+    return target
+
+
+def open_database(url: str) -> Database:
+    """Creates the place of several tables for a URL.
+
+    Args:
+        url: As for `open_target`, without `table`; for Delta, Iceberg and Parquet, the folder of
+            the tables.
+
+    Raises:
+        ConfigError: The URL does not name a place for several tables, or the library is too old.
+        ImportError: The target's library is not installed; the text names the extra to install.
+    """
+    address, scheme = _parse(url)
+    if "table" in address.options:
+        raise ConfigError(
+            "names one table, and the tables of several collections are named by a template:"
+            " leave out table",
+            option="target",
+        )
+    database: Database = _class(scheme.database).at(address)
+    return database
+
+
+def _parse(url: str) -> tuple[Address, _Scheme]:
+    """Returns the parts of a target's URL, and what writes to it."""
     _checks.text("target", url)
     address = Address.parse(url)
-    if address.scheme not in _TARGETS:
+    if address.scheme not in _SCHEMES:
         raise ConfigError(
-            f"must begin with one of {', '.join(f'{each}://' for each in _TARGETS)}",
+            f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}",
             option="target",
         )
     if "value_format" in address.options and address.scheme != "duckdb":
@@ -86,18 +146,24 @@ def open_target(url: str) -> Target:
             f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON",
             option="target",
         )
-    module, name, extra = _TARGETS[address.scheme]
-    require_pyarrow("a target", extra)
-    target: Target = getattr(import_module(f"{__name__}.{module}"), name).at(address)
-    return target
+    scheme = _SCHEMES[address.scheme]
+    require_pyarrow("a target", scheme.extra)
+    return address, scheme
+
+
+def _class(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 @_keywords.checked
 def replicate(
     client: Client,
-    target: str | Target,
+    target: str | Target | Database,
     *,
     mode: Literal["table", "log"] = "table",
+    tables: str | Mapping[str, str] | None = None,
+    on_drop: Literal["empty", "keep"] = "empty",
     once: bool = False,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
@@ -121,9 +187,18 @@ def replicate(
     Args:
         client: Client of the bucket. While the cluster, or a collection that is read, is
             unavailable, it retries for up to the client's `retry_timeout`.
-        target: Where to write, as a URL or a `dcp_rs.replication.Target`.
+        target: Where to write, as a URL or a `dcp_rs.replication.Target`; with `tables`, a
+            `dcp_rs.replication.Database`.
         mode: `table` has a row for each document. `log` has a row for each change, including
             rollbacks and collection events.
+        tables: Names of the tables, to have one for each collection: `collection` for
+            `{scope}__{collection}`, another template with these fields, or a mapping of patterns of
+            collections to templates, of which the first that matches counts. A brace that belongs
+            to a name is doubled. The URL of the target then has no `table`; for Delta, Iceberg and
+            Parquet it is the folder of the tables. Collections that are created later have their
+            tables at once.
+        on_drop: What becomes of the rows of the table of a collection that is dropped: `empty`
+            removes them, `keep` keeps them until another collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
@@ -166,58 +241,117 @@ def replicate(
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
+    _checks.word("on_drop", on_drop, ("empty", "keep"))
     _checks.word("key_type", key_type, ("string", "binary"))
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
     if isinstance(collections, str):
         collections = [collections]
-    names = None if collections is None else _checks.names("collections", collections)
     if stop is not None:
         _checks.instance("stop", stop, threading.Event, "a threading.Event")
     if on_progress is not None and not callable(on_progress):
         raise _checks.wrong_type("on_progress", on_progress, "a function")
-    chosen = open_target(target) if isinstance(target, str) else target
-    missing = [name for name in _MEMBERS if not hasattr(chosen, name)]
-    if len(missing) == len(_MEMBERS):
-        raise _checks.wrong_type("target", target, "a URL or a Target")
-    if missing:
-        raise ConfigError(
-            f"{type(target).__name__} lacks {', '.join(missing)} of dcp_rs.replication.Target",
-            option="target",
-        )
-    if mode not in list(chosen.modes):
-        raise ConfigError(
-            f"must be {' or '.join(sorted(chosen.modes))} for this target, not {mode!r}",
-            option="mode",
-        )
-    takes_rejects = getattr(chosen, "takes_rejects", False)
-    if on_error == "reject" and not takes_rejects:
-        raise ConfigError(
-            "this target has no place for rejects (takes_rejects): leave it out", option="on_error"
-        )
     settings = Settings(
         mode=mode,
         once=once,
-        collections=names,
+        collections=None if collections is None else _checks.names("collections", collections),
         persisted_only=persisted_only,
         on_purge=on_purge,
+        on_drop=on_drop,
+        on_error=on_error,
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,
-        on_error=on_error or ("reject" if takes_rejects else "fail"),
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )
+    layout = partial(Layout.of, mode, document_schema, key_type)
+    written: Tables
+    if tables is None:
+        written = _one(target, settings, layout)
+    else:
+        written = _each(target, tables, settings, layout)
     try:
-        return Replication(
-            client, chosen, Layout.of(mode, document_schema, key_type), settings
-        ).run()
+        return Replication(client, written, settings).run()
     finally:
-        chosen.close()
+        written.close()
+
+
+def _one(
+    target: str | Target | Database, settings: Settings, layout: Callable[[], Layout]
+) -> OneTable:
+    """Returns a target that is one table, which takes all changes."""
+    from dcp_rs.replication.tables import OneTable
+
+    if settings.on_drop != "empty":
+        raise ConfigError("applies to a table for each collection: set tables", option="on_drop")
+    chosen = cast("Target", open_target(target) if isinstance(target, str) else target)
+    _check_members(chosen, _MEMBERS, "Target")
+    settings, found = _checked(chosen, settings), layout()
+    table = _table(settings, found, chosen, None)
+    return OneTable(table, chosen, found, settings.collections)
+
+
+def _each(
+    target: str | Target | Database,
+    tables: object,
+    settings: Settings,
+    layout: Callable[[], Layout],
+) -> TablePerCollection:
+    """Returns a target that has a table for each collection."""
+    from dcp_rs.replication.names import TableNames
+    from dcp_rs.replication.tables import TablePerCollection
+
+    names = TableNames.of(tables)
+    chosen = cast("Database", open_database(target) if isinstance(target, str) else target)
+    _check_members(chosen, _MEMBERS_OF_DATABASE, "Database")
+    settings, found = _checked(chosen, settings), layout()
+    make = partial(_table, settings, found)
+    return TablePerCollection(chosen, names, make, found, settings.collections)
+
+
+def _checked(target: Target | Database, settings: Settings) -> Settings:
+    """Returns the settings for a target, which it can have."""
+    if settings.mode not in list(target.modes):
+        raise ConfigError(
+            f"must be {' or '.join(sorted(target.modes))} for this target, not {settings.mode!r}",
+            option="mode",
+        )
+    takes_rejects = getattr(target, "takes_rejects", False)
+    if settings.on_error == "reject" and not takes_rejects:
+        raise ConfigError(
+            "this target has no place for rejects (takes_rejects): leave it out", option="on_error"
+        )
+    on_error: OnError = settings.on_error or ("reject" if takes_rejects else "fail")
+    return replace(settings, on_error=on_error)
+
+
+def _table(settings: Settings, layout: Layout, target: Target, collection: str | None) -> Table:
+    from dcp_rs.replication.table import Table
+
+    return Table(
+        target,
+        layout,
+        settings.mode,
+        on_error=settings.on_error or "fail",
+        on_drop=settings.on_drop,
+        collection=collection,
+    )
+
+
+def _check_members(target: object, members: tuple[str, ...], protocol: str) -> None:
+    missing = [name for name in members if not hasattr(target, name)]
+    if len(missing) == len(members):
+        raise _checks.wrong_type("target", target, f"a URL or a {protocol}")
+    if missing:
+        raise ConfigError(
+            f"{type(target).__name__} lacks {', '.join(missing)} of dcp_rs.replication.{protocol}",
+            option="target",
+        )
 
 
 def _extra_of(target: object) -> str:
     """Returns the extra that brings what a target needs."""
     scheme = target.partition(":")[0] if isinstance(target, str) else ""
-    return _TARGETS.get(scheme, ("", "", "arrow"))[2]
+    return _SCHEMES[scheme].extra if scheme in _SCHEMES else "arrow"

@@ -178,11 +178,14 @@ class Reduced:
         deletes: Identities of the documents that were removed.
         cleared: vBuckets by collection and epoch, whose documents from before these changes are
             gone.
+        replaces_others: Whether those of all other collections are gone instead, as in the table of
+            one collection that keeps them after a drop.
     """
 
     written: pa.Table
     deletes: pa.Table
     cleared: dict[tuple[int, int], set[int]] = field(default_factory=dict)
+    replaces_others: bool = False
 
     def removals(self, generation: int) -> list[str]:
         """Returns the conditions that select the rows of collections that were cleared.
@@ -190,8 +193,9 @@ class Reduced:
         Rows of smaller epochs and generations stay until the end of the catch-up that reads them
         again, in which the collection begins again too.
         """
+        sign = "<>" if self.replaces_others else "="
         return [
-            f"collection_id = {collection} AND generation = {generation} AND epoch = {epoch}"
+            f"collection_id {sign} {collection} AND generation = {generation} AND epoch = {epoch}"
             f" AND {vbuckets_in(vbuckets)}"
             for (collection, epoch), vbuckets in self.cleared.items()
         ]
@@ -202,12 +206,14 @@ def vbuckets_in(vbuckets: Iterable[int]) -> str:
     return f"vbucket IN ({', '.join(map(str, sorted(vbuckets)))})"
 
 
-def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
+def reduce(changes: pa.Table, *, each_once: bool, keeps_dropped: bool = False) -> Reduced:
     """Reduces changes, in the order of the stream, to what they leave of each document.
 
     Args:
         changes: Changes, with the columns of a layout.
         each_once: Whether each document is known to occur once.
+        keeps_dropped: Whether the documents of a dropped collection stay until another collection
+            begins. All changes are then about collections that had the same name.
     """
     special = pc.is_in(changes["op"], pa.array(["rollback", "system_event"]))
     limits: Mapping[int, Mapping[int, int]] = {}
@@ -215,7 +221,9 @@ def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
     index = pa.array(range(len(changes)), pa.int64())
     if pc.any(special).as_py():
         indexed = changes.select(_OF_EVENTS).append_column("_index", index)
-        limits, cleared = _limits(indexed.filter(special))
+        limits, cleared = _limits(indexed.filter(special), keeps_dropped=keeps_dropped)
+        if keeps_dropped:
+            limits = _of_others(limits, pc.unique(changes["collection_id"]).to_pylist())
         kept = pc.invert(special)
         for collection, by_vbucket in limits.items():
             last = [by_vbucket.get(vbucket, -1) for vbucket in range(max(by_vbucket) + 2)]
@@ -231,6 +239,7 @@ def reduce(changes: pa.Table, *, each_once: bool) -> Reduced:
         changes.filter(is_written),
         changes.filter(pc.invert(is_written)).select(IDENTITY),
         cleared,
+        replaces_others=keeps_dropped,
     )
 
 
@@ -255,7 +264,7 @@ def newest(changes: pa.Table, identity: Sequence[str], order: pa.Array | None = 
 
 
 def _limits(
-    special: pa.Table,
+    special: pa.Table, *, keeps_dropped: bool
 ) -> tuple[dict[int, dict[int, int]], dict[tuple[int, int], set[int]]]:
     """Returns, by collection and vBucket, up to where documents were removed; and `cleared`.
 
@@ -263,14 +272,29 @@ def _limits(
     """
     limits: dict[int, dict[int, int]] = defaultdict(dict)
     cleared: dict[tuple[int, int], set[int]] = defaultdict(set)
+    clearing = {"BeginCollection"} if keeps_dropped else {"BeginCollection", "EndCollection"}
     events = special.filter(pc.equal(special["op"], "system_event"))
     for row in events.to_pylist():
         event = json.loads(row["value"])
-        if event["event"] in {"BeginCollection", "EndCollection"}:
+        if event["event"] in clearing:
             collection = int(event["collection_id"], 16)
             limits[collection][row["vbucket"]] = row["_index"]
             cleared[collection, row["epoch"]].add(row["vbucket"])
     return limits, cleared
+
+
+def _of_others(
+    limits: Mapping[int, Mapping[int, int]], collections: Iterable[int | None]
+) -> dict[int, dict[int, int]]:
+    """Returns, by collection, up to where the beginning of another one removes its documents."""
+    found: dict[int, dict[int, int]] = {}
+    for other in collections:
+        for collection, by_vbucket in limits.items():
+            if other is not None and other != collection:
+                of_other = found.setdefault(other, {})
+                for vbucket, index in by_vbucket.items():
+                    of_other[vbucket] = max(index, of_other.get(vbucket, -1))
+    return found
 
 
 def with_text_keys(changes: pa.Table) -> tuple[pa.Table, pa.Table]:
@@ -291,10 +315,35 @@ def _is_utf8(key: bytes | None) -> bool:
     return True
 
 
+def by_collection(changes: pa.Table) -> dict[int | None, pa.Table]:
+    """Splits changes by the ID of their collection, in the order of the stream.
+
+    What concerns a vBucket or a scope is under `None`.
+    """
+    ids = changes["collection_id"].combine_chunks()
+    order = pc.sort_indices(ids)
+    sorted_ids = ids.take(order)
+    runs = pc.run_end_encode(sorted_ids)
+    ends, values = runs.run_ends.to_pylist(), runs.values.to_pylist()
+    if len(values) <= 1:
+        return dict.fromkeys(values, changes)
+    # Sorting is stable.
+    changes = changes.combine_chunks().take(order)
+    starts = [0, *ends[:-1]]
+    return {
+        value: changes.slice(start, end - start)
+        for value, start, end in zip(values, starts, ends, strict=True)
+    }
+
+
 def rolled_back(changes: pa.Table | pa.RecordBatch) -> set[int]:
     """Returns the vBuckets that have a rollback row."""
-    is_rollback = pc.equal(changes["op"], "rollback")
-    return set(pc.filter(changes["vbucket"], is_rollback).to_pylist())
+    return set(pc.filter(changes["vbucket"], is_rollback(changes)).to_pylist())
+
+
+def is_rollback(changes: pa.Table | pa.RecordBatch) -> pa.ChunkedArray | pa.Array:
+    """Returns whether each change is a rollback row."""
+    return pc.equal(changes["op"], "rollback")
 
 
 def count(changes: pa.Table, mode: Mode) -> int:

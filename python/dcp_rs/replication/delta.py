@@ -8,8 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
-from dcp_rs.replication.delta_states import DeltaStates
+from dcp_rs.replication.delta_states import STATES, DeltaStates
 from dcp_rs.replication.delta_table import DeltaTable
+from dcp_rs.replication.folder import FolderOfTables
 from dcp_rs.replication.target import IDENTITY, check_use, overtaken
 
 if TYPE_CHECKING:
@@ -228,3 +229,19 @@ class DeltaTarget:
 
     def __repr__(self) -> str:
         return f"DeltaTarget({str(self._folder)!r})"
+
+
+class DeltaDatabase(FolderOfTables[DeltaTarget]):
+    """A folder with a Delta table for each of several collections."""
+
+    modes = DeltaTarget.modes
+    scheme = "delta"
+    marker = STATES
+
+    def state_in(self, folder: Path) -> State | None:
+        """See `FolderOfTables`."""
+        return DeltaStates(folder).newest_readable()
+
+    def make(self, folder: Path) -> DeltaTarget:
+        """See `FolderOfTables`."""
+        return DeltaTarget(folder)

@@ -7,13 +7,14 @@ import json
 import os
 from typing import TYPE_CHECKING
 
-from dcp_rs.exceptions import DcpError
+from dcp_rs.exceptions import CheckpointError, DcpError
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_FOLDER = "_dcp_rs"
+STATES = "_dcp_rs"
+"""Name of the folder in that of the table."""
 # The table as the last commit left it.
 _LEFT = "left.json"
 # Documents that are kept, in case that an older version of the table is restored.
@@ -28,7 +29,7 @@ class DeltaStates:
     """
 
     def __init__(self, table: Path) -> None:
-        self._folder = table / _FOLDER
+        self._folder = table / STATES
 
     def read(self, transaction: int) -> State | None:
         """Returns the state of a transaction; `None` if there is no document.
@@ -49,6 +50,13 @@ class DeltaStates:
         """
         numbers = self._numbers()
         return self.read(numbers[-1]) if numbers else None
+
+    def newest_readable(self) -> State | None:
+        """Returns the state with the highest number that no process has left half-written."""
+        for number in reversed(self._numbers()):
+            with contextlib.suppress(CheckpointError):
+                return self.read(number)
+        return None
 
     def write(self, transaction: int, state: State) -> None:
         """Writes a document durably.

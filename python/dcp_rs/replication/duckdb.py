@@ -1,5 +1,7 @@
 """DuckDB: a table and its state in one database, written in one transaction."""
 
+# ruff: noqa: SLF001 - targets of one class write together
+
 from __future__ import annotations
 
 import contextlib
@@ -43,7 +45,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_STATES = "dcp_rs_replication"
+STATES = "dcp_rs_replication"
+"""The table of states."""
 # Seconds for which a transaction that conflicts with another thread's is repeated.
 _WAIT_SECONDS = 30.0
 # Levels of JSON that DuckDB 2.0 makes a VARIANT of; it crashes at some 20,000.
@@ -73,6 +76,7 @@ class DuckDBTarget:
         path: The database's file; created if it does not exist.
         table: Name of the table, as `table` or `schema.table`; created if it does not exist.
         value_format: Type of the column `value`: `json`, or `variant`.
+        connection: An open connection to the database, which several tables share.
 
     Raises:
         ConfigError: `value_format` is neither.
@@ -83,7 +87,12 @@ class DuckDBTarget:
     takes_rejects: ClassVar[bool] = True
 
     def __init__(
-        self, path: str | os.PathLike[str], table: str, value_format: str = "json"
+        self,
+        path: str | os.PathLike[str],
+        table: str,
+        value_format: str = "json",
+        *,
+        connection: Any = None,
     ) -> None:
         if value_format not in {"json", "variant"}:
             raise ConfigError(
@@ -93,7 +102,7 @@ class DuckDBTarget:
         self._path = path
         self._table = table
         self._value_type = value_format.upper()
-        self._connection: Any = None
+        self._shared = self._connection = connection
         # What the state is stored under.
         self._name = table
         self._place = _Place("", "")
@@ -141,12 +150,12 @@ class DuckDBTarget:
             self._prepare(want, mode, is_known=state is not None)
             self._find_rejects()
             self._run(
-                f"CREATE TABLE IF NOT EXISTS {_STATES} (table_name VARCHAR PRIMARY KEY,"
+                f"CREATE TABLE IF NOT EXISTS {STATES} (table_name VARCHAR PRIMARY KEY,"
                 " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
             )
-            if not any(row[0] == "rows" for row in self._run(f"DESCRIBE {_STATES}")):
+            if not any(row[0] == "rows" for row in self._run(f"DESCRIBE {STATES}")):
                 # Releases up to 0.2 did not store it.
-                self._run(f"ALTER TABLE {_STATES} ADD COLUMN rows BIGINT")
+                self._run(f"ALTER TABLE {STATES} ADD COLUMN rows BIGINT")
             return None if state is None else self._checked(state)
 
     def _retrying(self, work: Callable[[], _T]) -> _T:
@@ -161,15 +170,7 @@ class DuckDBTarget:
                 time.sleep(0.05)
 
     def _connect(self) -> Any:
-        try:
-            return self._duckdb.connect(os.fspath(self._path))
-        except self._duckdb.IOException as error:
-            if "lock" not in str(error):
-                raise
-            raise ConcurrentWriterError(
-                f"another process has {self._path} open, and DuckDB lets only one write to a file:"
-                " close it there, and replicate other tables to this file from one process"
-            ) from error
+        return self._shared or connect(self._duckdb, self._path)
 
     @contextlib.contextmanager
     def _connected(self, path: str) -> Iterator[None]:
@@ -177,7 +178,8 @@ class DuckDBTarget:
         try:
             yield
         finally:
-            self.close()
+            self._connection.close()
+            self._connection = None
 
     def _resolve(self, name: str) -> _Place:
         """Returns where DuckDB keeps a table, whose name may leave out the schema.
@@ -207,13 +209,13 @@ class DuckDBTarget:
 
     def _load(self) -> State | None:
         """Returns the state of the table, under whichever of its names it was stored."""
-        if not self._exists("main", _STATES):
+        if not self._exists("main", STATES):
             return None
-        names = [name for (name,) in self._run(f"SELECT table_name FROM {_STATES}")]  # noqa: S608
+        names = [name for (name,) in self._run(f"SELECT table_name FROM {STATES}")]  # noqa: S608
         mine = [name for name in names if self._is_at(name, self._place)]
         if len(mine) > 1:
             raise ConfigError(
-                f"{_STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
+                f"{STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
                 " those that are not its own",
                 option="target",
             )
@@ -227,7 +229,7 @@ class DuckDBTarget:
         # Under the name that it began with.
         self._name = mine[0]
         ((text,),) = self._run(
-            f"SELECT state FROM {_STATES} WHERE table_name = ?",  # noqa: S608 - a constant
+            f"SELECT state FROM {STATES} WHERE table_name = ?",  # noqa: S608 - a constant
             [self._name],
         )
         return State.from_json(text)
@@ -251,7 +253,7 @@ class DuckDBTarget:
     def _checked(self, state: State) -> State:
         """Returns the state, with a reason if the table has not as many rows as it left."""
         ((expected,),) = self._run(
-            f"SELECT rows FROM {_STATES} WHERE table_name = ?",  # noqa: S608 - a constant
+            f"SELECT rows FROM {STATES} WHERE table_name = ?",  # noqa: S608 - a constant
             [self._name],
         )
         found = self._count()
@@ -374,25 +376,44 @@ class DuckDBTarget:
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
-        commit = rejecting(commit, self._too_deep(commit))
+        return self.commit_together([(self, commit)])[0]
+
+    @staticmethod
+    def commit_together(commits: Sequence[tuple[DuckDBTarget, Commit]]) -> list[Commit]:
+        """Applies commits to tables that share a connection, in one transaction.
+
+        Returns:
+            The commits as they were applied.
+        """
+        parts = [(each, rejecting(commit, each._too_deep(commit))) for each, commit in commits]
+        first = parts[0][0]
         while True:
+            begun: list[int] = []
             try:
-                self._retrying(partial(self._apply, commit))
-            except (self._duckdb.IntegrityError, self._duckdb.DataError) as error:
-                refused = refused_rows(len(commit.rows), partial(self._why_refused, commit))
+                first._retrying(partial(first._apply, parts, begun))
+            except (first._duckdb.IntegrityError, first._duckdb.DataError) as error:
+                at = begun[-1]
+                target, commit = parts[at]
+                refused = refused_rows(len(commit.rows), partial(target._why_refused, commit))
                 if not refused:
                     raise
                 try:
-                    commit = rejecting(commit, refused)
+                    parts[at] = target, rejecting(commit, refused)
                 except DataError as failure:
                     raise failure from error
             else:
-                self._has_rejects = self._has_rejects or bool(len(commit.rejects))
-                return commit
+                for target, commit in parts:
+                    target._has_rejects = target._has_rejects or bool(len(commit.rejects))
+                return [commit for _, commit in parts]
 
-    def _apply(self, commit: Commit) -> None:
-        with self._given(commit), self._transaction():
-            self._write(commit)
+    def _apply(self, parts: Sequence[tuple[DuckDBTarget, Commit]], begun: list[int]) -> None:
+        """Applies commits; `begun` has the indices of those that were tried."""
+        begun.clear()
+        with self._transaction():
+            for index, (target, commit) in enumerate(parts):
+                begun.append(index)
+                with target._given(commit):
+                    target._write(commit)
 
     def _too_deep(self, commit: Commit) -> dict[int, str]:
         """Returns the rows whose JSON DuckDB 2.0 could not make a VARIANT of without crashing."""
@@ -435,7 +456,7 @@ class DuckDBTarget:
         self._write_rows(commit)
         self._write_rejects(commit)
         self._run(
-            f"UPDATE {_STATES} SET rows = ? WHERE table_name = ?",  # noqa: S608 - a constant
+            f"UPDATE {STATES} SET rows = ? WHERE table_name = ?",  # noqa: S608 - a constant
             [self._count(), self._name],
         )
 
@@ -489,13 +510,13 @@ class DuckDBTarget:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
         if state.commits == 1:
             statement = (
-                f"INSERT INTO {_STATES} (table_name, commits, generation, complete_generation,"  # noqa: S608
+                f"INSERT INTO {STATES} (table_name, commits, generation, complete_generation,"  # noqa: S608
                 " state) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
             )
             values = [self._name, *values]
         else:
             statement = (
-                f"UPDATE {_STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
+                f"UPDATE {STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
                 " state = ? WHERE table_name = ? AND commits = ? RETURNING 1"
             )
             values += [self._name, state.commits - 1]
@@ -503,10 +524,10 @@ class DuckDBTarget:
             raise overtaken(self._table)
 
     def close(self) -> None:
-        """Closes the database."""
-        if self._connection is not None:
+        """Closes the connection, if it is its own."""
+        if self._connection is not None and self._shared is None:
             self._connection.close()
-            self._connection = None
+        self._connection = None
 
     def _run(self, statement: str, values: list[object] | None = None) -> list[Any]:
         rows: list[Any] = self._connection.execute(statement, values).fetchall()
@@ -531,10 +552,29 @@ class DuckDBTarget:
             yield
         finally:
             for name in tables:
-                self._connection.unregister(name)
+                # Not in a transaction that has failed, whose end forgets them.
+                with contextlib.suppress(self._duckdb.Error):
+                    self._connection.unregister(name)
 
     def __repr__(self) -> str:
         return f"DuckDBTarget({str(self._path)!r}, {self._table!r})"
+
+
+def connect(duckdb: Any, path: str | os.PathLike[str]) -> Any:
+    """Opens a database, and creates it if it does not exist.
+
+    Raises:
+        ConcurrentWriterError: Another process has it open.
+    """
+    try:
+        return duckdb.connect(os.fspath(path))
+    except duckdb.IOException as error:
+        if "lock" not in str(error):
+            raise
+        raise ConcurrentWriterError(
+            f"another process has {path} open, and DuckDB lets only one write to a file:"
+            " close it there, and replicate other tables to this file from one process"
+        ) from error
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:

@@ -22,7 +22,7 @@ from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
 from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -77,25 +77,9 @@ class IcebergTarget:
         address.allow("table")
         table = address.options.get("table", "default.changes")
         _check_name(table)
-        require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
-        if address.host:
-            from pyiceberg.catalog import load_catalog
-
-            try:
-                return cls(load_catalog(address.host), table)
-            except ValueError as error:
-                raise ConfigError(
-                    f"pyiceberg cannot load the catalog {address.host}: {error}", option="target"
-                ) from error
-        folder = address.local_path("the folder", "iceberg:///folder?table=namespace.name")
-        target = cls(None, table)
-        target._folder = Path(os.path.realpath(folder))
-        if _CUT.search(str(target._folder)) or "%" in str(target._folder):
-            raise ConfigError(
-                f"{str(target._folder)!r} has a #, ?, % or control character, at which"
-                " pyiceberg would take a part of it for the folder: use another",
-                option="target",
-            )
+        catalog, folder = _catalog_of(address)
+        target = cls(catalog, table)
+        target._folder = folder
         return target
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
@@ -239,6 +223,99 @@ class IcebergTarget:
 
     def __repr__(self) -> str:
         return f"IcebergTarget({self._name!r})"
+
+
+class IcebergDatabase:
+    """An Iceberg catalog with several logs, which are written one after the other.
+
+    Args:
+        catalog: Catalog of pyiceberg; `None` for that of a folder.
+        folder: The folder, which holds the tables, and `catalog.db`, the catalog.
+    """
+
+    modes: ClassVar[frozenset[Mode]] = IcebergTarget.modes
+    takes_rejects: ClassVar[bool] = True
+
+    def __init__(self, catalog: Any, folder: Path | None = None) -> None:
+        self._catalog = catalog
+        self._folder = folder
+
+    @classmethod
+    def at(cls, address: Address) -> IcebergDatabase:
+        """Creates the database for `iceberg:///folder` or `iceberg://name`.
+
+        Raises:
+            ConfigError: There is an option, or the catalog or the folder is wrong.
+            ImportError: pyiceberg is not installed.
+        """
+        address.allow()
+        return cls(*_catalog_of(address))
+
+    def open(self) -> dict[str, str]:
+        """See `dcp_rs.replication.Database.open`."""
+        if self._folder is not None:
+            with contextlib.ExitStack() as undone:
+                self._catalog = _open_folder(self._folder, undone)
+                undone.pop_all()
+        found: dict[str, str] = {}
+        for namespace in self._catalog.list_namespaces():
+            for identifier in self._catalog.list_tables(namespace):
+                table = self._catalog.load_table(identifier)
+                if not {states.NEWEST, states.OLD} & set(table.properties):
+                    continue
+                state = states.load(table)
+                if state is not None and state.collection is not None:
+                    found[".".join(identifier)] = state.collection
+        return found
+
+    def target(self, table: str) -> IcebergTarget:
+        """See `dcp_rs.replication.Database.target`."""
+        name = self.fold(table)
+        _check_name(name)
+        return IcebergTarget(self._catalog, name)
+
+    def fold(self, table: str) -> str:
+        """See `dcp_rs.replication.Database.fold`."""
+        return table if "." in table else f"default.{table}"
+
+    def commit(self, commits: Sequence[tuple[IcebergTarget, Commit]]) -> list[Commit | None]:
+        """See `dcp_rs.replication.Database.commit`."""
+        for target, commit in commits:
+            target.commit(commit)
+        return [None] * len(commits)
+
+    def close(self) -> None:
+        """Closes a catalog that it opened."""
+        if self._folder is not None and self._catalog is not None:
+            self._catalog.engine.dispose()
+            self._catalog = None
+
+    def __repr__(self) -> str:
+        return f"IcebergDatabase({str(self._folder)!r})"
+
+
+def _catalog_of(address: Address) -> tuple[Any, Path | None]:
+    """Returns the catalog of a URL, or the folder of one that is opened later."""
+    require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
+    if address.host:
+        from pyiceberg.catalog import load_catalog
+
+        try:
+            return load_catalog(address.host), None
+        except ValueError as error:
+            raise ConfigError(
+                f"pyiceberg cannot load the catalog {address.host}: {error}", option="target"
+            ) from error
+    folder = Path(
+        os.path.realpath(address.local_path("the folder", "iceberg:///folder?table=namespace.name"))
+    )
+    if _CUT.search(str(folder)) or "%" in str(folder):
+        raise ConfigError(
+            f"{str(folder)!r} has a #, ?, % or control character, at which"
+            " pyiceberg would take a part of it for the folder: use another",
+            option="target",
+        )
+    return None, folder
 
 
 def _current(table: Any) -> int | None:

@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.replication.folder import FolderOfTables
 from dcp_rs.replication.parquet_folder import Footer, NumberedFiles
 from dcp_rs.replication.rejects import SUFFIX, name_taken
 from dcp_rs.replication.state import State
@@ -306,6 +307,25 @@ class ParquetTarget:
 
     def __repr__(self) -> str:
         return f"ParquetTarget({str(self._folder)!r})"
+
+
+class ParquetDatabase(FolderOfTables[ParquetTarget]):
+    """A folder with a folder of Parquet files for each of several logs."""
+
+    modes = ParquetTarget.modes
+    scheme = "parquet"
+    marker = _LOCK
+
+    def state_in(self, folder: Path) -> State | None:
+        """See `FolderOfTables`."""
+        files = NumberedFiles(folder)
+        sizes = files.listing().sizes
+        stored = files.read_footer(max(sizes)).notes.get(_STATE.encode()) if sizes else None
+        return None if stored is None else State.from_json(stored.decode())
+
+    def make(self, folder: Path) -> ParquetTarget:
+        """See `FolderOfTables`."""
+        return ParquetTarget(folder)
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:

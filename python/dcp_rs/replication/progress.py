@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 Phase = Literal["loading", "rereading", "catching up", "following", "done"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableProgress:
+    """Progress of one of several tables since `dcp_rs.replicate` was called.
+
+    Attributes:
+        generation: Generation of the rows that are written, from 1.
+        changes: Changes committed.
+        commits: Commits made.
+        malformed: Documents committed of which something is not in a column of its own.
+        rejected: Changes committed to the table of rejects.
+    """
+
+    generation: int
+    changes: int
+    commits: int
+    malformed: int
+    rejected: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +35,7 @@ class Progress:
         phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`
             with changes from before the start, `following`, or `done` if it has returned because
             of `once`.
-        generation: Generation of the rows that are written, from 1.
+        generation: Generation of the rows that are written, from 1; the newest of several tables.
         changes: Changes committed: of documents for a table, all rows for a log.
         commits: Commits made.
         bytes: Bytes of the changes committed, as Arrow columns.
@@ -33,6 +52,7 @@ class Progress:
         seconds_since_commit: Seconds since the last commit; before the first, since the call. It
             also grows while there is nothing to commit, so alert on it together with `lag` and
             `uncommitted`.
+        tables: Progress of each table by its name, if there are several.
     """
 
     phase: Phase
@@ -49,6 +69,7 @@ class Progress:
     elapsed: float
     changes_per_second: float
     seconds_since_commit: float
+    tables: dict[str, TableProgress] = field(default_factory=dict, repr=False)
 
     @property
     def seconds_left(self) -> float | None:

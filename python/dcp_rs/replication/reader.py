@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -27,10 +27,16 @@ class Read(NamedTuple):
 
 
 class Reader:
-    """Reads a stream ahead, by a few batches. A context manager, which closes the stream."""
+    """Reads a stream ahead, by a few batches.
 
-    def __init__(self, stream: ChangeStream) -> None:
+    Args:
+        stream: The stream.
+        news: Event that is set when there is something to take.
+    """
+
+    def __init__(self, stream: ChangeStream, news: threading.Event) -> None:
         self._stream = stream
+        self._news = news
         self._queue: queue.Queue[Read | Exception] = queue.Queue(_AHEAD)
         # Changes, each counted by one thread only.
         self._put = self._taken = 0
@@ -44,19 +50,23 @@ class Reader:
                 # Rows about the stream itself concern no documents or collections.
                 changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
                 self._put += changes.num_rows
-                self._queue.put(Read(changes, batch.checkpoint))
-            self._queue.put(Read(None, self._stream.checkpoint()))
+                self._add(Read(changes, batch.checkpoint))
+            self._add(Read(None, self._stream.checkpoint()))
         except Exception as error:  # noqa: BLE001 - raised again where it is taken
-            self._queue.put(error)
+            self._add(error)
 
-    def take(self, timeout: float) -> Read | None:
-        """Takes what comes next; `None` if nothing does within `timeout` seconds.
+    def _add(self, found: Read | Exception) -> None:
+        self._queue.put(found)
+        self._news.set()
+
+    def take(self) -> Read | None:
+        """Takes what was read next; `None` if nothing was.
 
         Raises:
             DcpError: The stream failed. What was read before has been taken.
         """
         try:
-            found = self._queue.get(timeout=max(timeout, 0.001))
+            found = self._queue.get_nowait()
         except queue.Empty:
             return None
         if isinstance(found, Exception):
@@ -83,9 +93,3 @@ class Reader:
             self._queue.get(timeout=0.01)
         except queue.Empty:
             self._thread.join(0.01)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

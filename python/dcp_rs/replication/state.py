@@ -27,6 +27,10 @@ class State:
         rereading: vBuckets that were rolled back and are being read again; their rows of smaller
             epochs are removed once that is complete.
         documents: Names of the columns that hold documents.
+        collection: The only collection of the table, as `scope.collection`, if it is one of several
+            tables.
+        collection_ids: IDs of the collections of that name, one after the other, of which there may
+            be rows; ascending.
         checkpoint: Position to resume from.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
@@ -38,6 +42,8 @@ class State:
     complete_generation: int
     rereading: frozenset[int] = frozenset()
     documents: tuple[str, ...] = ()
+    collection: str | None = None
+    collection_ids: tuple[int, ...] = ()
     checkpoint: Checkpoint = field(repr=False)
     moved: str = ""
 
@@ -58,10 +64,16 @@ class State:
                 "complete_generation": self.complete_generation,
                 "rereading": sorted(self.rereading),
                 "documents": self.documents,
+                **self._of_collection(),
                 "checkpoint": self.checkpoint.to_json(),
             },
             separators=(",", ":"),
         )
+
+    def _of_collection(self) -> dict[str, object]:
+        if self.collection is None:
+            return {}
+        return {"collection": self.collection, "collection_ids": self.collection_ids}
 
     @classmethod
     def from_json(cls, text: str) -> State:
@@ -86,6 +98,8 @@ class State:
                 complete_generation=int(found["complete_generation"]),
                 rereading=frozenset(map(int, found["rereading"])),
                 documents=tuple(map(str, found["documents"])),
+                collection=found.get("collection"),
+                collection_ids=tuple(map(int, found.get("collection_ids", ()))),
                 checkpoint=Checkpoint.from_json(found["checkpoint"]),
             )
         except (ValueError, TypeError, KeyError) as error:

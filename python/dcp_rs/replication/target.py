@@ -95,6 +95,36 @@ class Target(Protocol):
         """Closes the target."""
 
 
+class Database(Protocol):
+    """A place for several tables, which are opened and closed with it."""
+
+    modes: frozenset[Mode]
+    """The modes that its tables support."""
+
+    def open(self) -> dict[str, str]:
+        """Opens it, and returns the collection of each table that has a state with one."""
+
+    def target(self, table: str) -> Target:
+        """Returns the target for a table, which is not open yet.
+
+        Raises:
+            ConfigError: There can be no table of that name.
+        """
+
+    def fold(self, table: str) -> str:
+        """Returns what the name of a table is to the target, which may not tell some apart."""
+
+    def commit(self, commits: Sequence[tuple[Target, Commit]]) -> list[Commit | None]:
+        """Applies a commit to each of several tables; all of them atomically if it can.
+
+        Returns:
+            What `Target.commit` returns, for each.
+        """
+
+    def close(self) -> None:
+        """Closes it, and its tables."""
+
+
 def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     """Checks that a target with this state can be written in a mode, with a schema.
 

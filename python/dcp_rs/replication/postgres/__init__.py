@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dcp_rs.replication.postgres.database import PostgresDatabase
 from dcp_rs.replication.postgres.target import PostgresTarget
 
-__all__ = ["PostgresTarget"]
+__all__ = ["PostgresDatabase", "PostgresTarget"]

@@ -28,6 +28,9 @@ class Session:
     def __init__(self, driver: Any, uri: str) -> None:
         self.error: type[Exception] = driver.Error
         self._connection = driver.connect(uri, autocommit=True)
+        # Temporary tables by what they hold, and those with rows of the current transaction.
+        self._staging: dict[tuple[str, object], str] = {}
+        self._filled: set[str] = set()
         # The driver sends UTF-8, and the server takes it for what the database or PGCLIENTENCODING
         # says.
         self.run("SET client_encoding TO 'UTF8'")
@@ -58,16 +61,48 @@ class Session:
                 )
             )
 
+    def staging(self, name: str, like: str, columns: str, kind: object) -> str:
+        """Returns a temporary table, which is empty again after each transaction.
+
+        Tables that need columns of the same types share one.
+
+        Args:
+            name: What it is called, or begins with.
+            like: Table that has its columns.
+            columns: Names of the columns, quoted.
+            kind: Tells columns of the same types from others.
+        """
+        found = self._staging.get((name, kind))
+        if found is None:
+            count = sum(base == name for base, _ in self._staging)
+            found = f"{name}_{count}" if count else name
+            self.run(
+                f"CREATE TEMPORARY TABLE {found} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted
+                f" AS SELECT {columns} FROM {like} WITH NO DATA"
+            )
+            self._staging[name, kind] = found
+        return found
+
+    def stage(self, staging: str, rows: pa.Table) -> None:
+        """Fills a temporary table."""
+        if staging in self._filled:
+            self.run(f"TRUNCATE {staging}")
+        self._filled.add(staging)
+        self.copy(rows, staging)
+
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commits what is done in the block, or undoes all of it."""
         self.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self._filled.clear()
+        made = dict(self._staging)
         try:
             # A deferred constraint would refuse a row when nobody can tell which.
             self.run("SET CONSTRAINTS ALL IMMEDIATE")
             yield
             self.run("COMMIT")
         except BaseException:
+            self._staging = made
             with contextlib.suppress(self.error):
                 self.run("ROLLBACK")
             raise

@@ -59,7 +59,8 @@ class Table:
         self._rejects = qualified(relation.schema, relation.rejects)
         self._is_partitioned = relation.kind == "p"
         self._has_triggers = False
-        self._staged: set[str] = set()
+        # Temporary tables for rows, deletes and identities of rejects.
+        self._rows = self._deletes = self._settled = ""
         self.rows = 0
         # Rejects that there are; `None` without a table of them.
         self._rejected: int | None = None
@@ -91,9 +92,12 @@ class Table:
             self.rows = self._count(table)
         self._prepare_rejects(is_known=is_known)
         if self._mode == "table" or self._has_triggers:
-            # Empty again after each transaction.
-            self._stage_like(_ROWS, ", ".join(map(quote_column, want)))
-            self._stage_like(_DELETES, _IDENTITY)
+            columns, identity = (
+                ", ".join(map(quote_column, want)),
+                [want[each] for each in IDENTITY],
+            )
+            self._rows = self._staging(_ROWS, columns, tuple(want.items()))
+            self._deletes = self._staging(_DELETES, _IDENTITY, tuple(identity))
 
     def _check(self, oid: int, want: dict[str, str]) -> None:
         """Checks a table that is there, and adds missing columns."""
@@ -110,11 +114,8 @@ class Table:
                 f"ALTER TABLE {self._relation.quoted} ADD COLUMN {quote_column(name)} {kind}"
             )
 
-    def _stage_like(self, staged: str, columns: str) -> None:
-        self._session.run(
-            f"CREATE TEMPORARY TABLE {staged} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted
-            f" AS SELECT {columns} FROM {self._relation.quoted} WITH NO DATA"
-        )
+    def _staging(self, name: str, columns: str, kind: object) -> str:
+        return self._session.staging(name, self._relation.quoted, columns, kind)
 
     def _count(self, table: str) -> int:
         return int(self._session.run(f"SELECT count(*) FROM {table}")[0][0])  # noqa: S608 - quoted
@@ -138,10 +139,7 @@ class Table:
         self._rejected = self._count(self._rejects)
 
     def _stage_settled(self) -> None:
-        self._session.run(
-            f"CREATE TEMPORARY TABLE {_SETTLED} ON COMMIT DELETE ROWS"  # noqa: S608 - quoted
-            f" AS SELECT {_IDENTITY} FROM {self._rejects} WITH NO DATA"
-        )
+        self._settled = self._session.staging(_SETTLED, self._rejects, _IDENTITY, None)
 
     def _create_rejects(self) -> None:
         if len(self._relation.rejects.encode()) > identifier_limit(self._session):
@@ -166,8 +164,8 @@ class Table:
             for condition in commit.removals:
                 self._remove_rejects(f"WHERE {condition}")
         if self._rejected and len(commit.settled):
-            self._stage(_SETTLED, commit.settled)
-            self._remove_rejects(f"t USING {_SETTLED} d WHERE {_SAME}")
+            self._session.stage(self._settled, commit.settled)
+            self._remove_rejects(f"t USING {self._settled} d WHERE {_SAME}")
         if not len(commit.rejects):
             return
         if self._rejected is None:
@@ -197,7 +195,6 @@ class Table:
         Raises:
             DataError: It refused one, and `on_error` is `fail`.
         """
-        self._staged.clear()
         commit = rejects.rejecting(commit, refusals.with_nul(commit.rows))
         for condition in commit.removals:
             self._remove(f"WHERE {condition}")
@@ -272,13 +269,15 @@ class Table:
 
     def _insert(self, rows: pa.Table) -> str:
         """Returns the statement that inserts rows, which it stages."""
-        self._stage(_ROWS, rows)
+        self._session.stage(self._rows, rows)
         names = ", ".join(map(quote_column, rows.column_names))
-        return f"INSERT INTO {self._relation.quoted} AS t ({names}) SELECT {names} FROM {_ROWS}"  # noqa: S608
+        return (
+            f"INSERT INTO {self._relation.quoted} AS t ({names}) SELECT {names} FROM {self._rows}"  # noqa: S608
+        )
 
     def _matches(self) -> int:
         """Returns how many of the staged rows have one of the same identity in the table."""
-        return self._count(f"{self._relation.quoted} t JOIN {_ROWS} d ON {_SAME}")
+        return self._count(f"{self._relation.quoted} t JOIN {self._rows} d ON {_SAME}")
 
     def _remove_documents(self, identities: pa.Table) -> None:
         # No row has a key with NUL, which cannot be looked for.
@@ -287,18 +286,11 @@ class Table:
             kept = [place for place in range(len(identities)) if place not in with_nul]
             identities = identities.take(kept)
         if len(identities):
-            self._stage(_DELETES, identities)
-            self._remove(f"t USING {_DELETES} d WHERE {_SAME}")
+            self._session.stage(self._deletes, identities)
+            self._remove(f"t USING {self._deletes} d WHERE {_SAME}")
 
     def _remove(self, those: str) -> None:
         self.rows -= self._session.change(f"DELETE FROM {self._relation.quoted} {those}")  # noqa: S608
-
-    def _stage(self, staged: str, rows: pa.Table) -> None:
-        """Fills a temporary table."""
-        if staged in self._staged:
-            self._session.run(f"TRUNCATE {staged}")
-        self._staged.add(staged)
-        self._session.copy(rows, staged)
 
 
 def _columns(kinds: dict[str, str]) -> str:

@@ -1,7 +1,10 @@
 """The target: what opens a table and commits to it."""
 
+# ruff: noqa: SLF001 - targets of one class write together
+
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from dataclasses import replace
@@ -18,6 +21,8 @@ from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.target import check_use, overtaken, refuse_variants
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
 
     from dcp_rs.replication.postgres.relation import Relation
@@ -46,6 +51,7 @@ class PostgresTarget:
     Args:
         uri: Database, as libpq has it: `postgresql://user@host/database`.
         table: Name of the table, as `table` or `schema.table`; created if it does not exist.
+        session: An open session, which several tables share.
 
     Raises:
         ConfigError: adbc-driver-postgresql is too old.
@@ -55,10 +61,11 @@ class PostgresTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
     takes_rejects: ClassVar[bool] = True
 
-    def __init__(self, uri: str, table: str) -> None:
+    def __init__(self, uri: str, table: str, *, session: Session | None = None) -> None:
         self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")
         self._uri = uri
         self._name = table
+        self._shared = session
         self._session: Session | None = None
         self._open: _Open | None = None
 
@@ -71,12 +78,7 @@ class PostgresTarget:
         Raises:
             ConfigError: The user, the password or a host has a character that must be encoded.
         """
-        if _HOSTS.fullmatch(address.host) is None:
-            raise ConfigError(
-                "in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
-                " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass",
-                option="target",
-            )
+        check_host(address)
         return cls(address.url, address.options.get("table", "documents"))
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
@@ -84,7 +86,7 @@ class PostgresTarget:
         refuse_variants(schema, "PostgreSQL")
         want = types_of(schema)
         with refusals.explained(self._name, self._adbc.Error):
-            session = self._session = Session(self._adbc, self._uri)
+            session = self._session = self._shared or Session(self._adbc, self._uri)
             relation = resolve(session, self._name)
             check_columns(session, want)
             self._lock(session, relation)
@@ -134,35 +136,66 @@ class PostgresTarget:
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
+        return self.commit_together([(self, commit)])[0]
+
+    @staticmethod
+    def commit_together(commits: Sequence[tuple[PostgresTarget, Commit]]) -> list[Commit]:
+        """Applies commits to tables that share a session, in one transaction.
+
+        Returns:
+            The commits as they were applied.
+        """
+        first = commits[0][0]
         deadline, pause = time.monotonic() + _WAIT_SECONDS, _PAUSE
         while True:
             try:
-                with refusals.explained(self._name, self._adbc.Error):
-                    return self._commit(commit)
-            except self._adbc.Error as error:
+                return first._apply(commits)
+            except first._adbc.Error as error:
                 if not refusals.is_passing(error) or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _commit(self, commit: Commit) -> Commit:
-        if self._session is None or self._open is None:
+    def _apply(self, commits: Sequence[tuple[PostgresTarget, Commit]]) -> list[Commit]:
+        if self._session is None:
+            raise AssertionError("a target is opened before it commits")
+        with contextlib.ExitStack() as undone, self._session.transaction():
+            return [target._write(commit, undone) for target, commit in commits]
+
+    def _write(self, commit: Commit, undone: contextlib.ExitStack) -> Commit:
+        """Writes a commit in the session's transaction; `undone` ends with that."""
+        if self._open is None:
             raise AssertionError("a target is opened before it commits")
         states, table, name = self._open.states, self._open.table, self._open.name
-        with table.kept_on_failure(), self._session.transaction():
-            states.fence(name, commit.state)
-            applied = table.write(commit)
-            states.save(name, commit.state, table.rows)
+        undone.enter_context(refusals.explained(self._name, self._adbc.Error))
+        undone.enter_context(table.kept_on_failure())
+        states.fence(name, commit.state)
+        applied = table.write(commit)
+        states.save(name, commit.state, table.rows)
         return applied
 
     def close(self) -> None:
-        """Closes the connection."""
-        if self._session is not None:
+        """Closes the connection, if it is its own."""
+        if self._session is not None and self._shared is None:
             self._session.close()
-            self._session = self._open = None
+        self._session = self._open = None
 
     def __repr__(self) -> str:
         return f"PostgresTarget(table={self._name!r})"
+
+
+def check_host(address: Address) -> None:
+    """Checks that libpq reads a URL as it is meant.
+
+    Raises:
+        ConfigError: The user, the password or a host has a character that must be encoded.
+    """
+    if _HOSTS.fullmatch(address.host) is None:
+        raise ConfigError(
+            "in a user name or password, write @ as %40, / as %2F, : as %3A, # as %23,"
+            " ? as %3F and % as %25; or leave the password to PGPASSWORD or ~/.pgpass",
+            option="target",
+        )
 
 
 def _try_lock(session: Session, name: str, schema: str | None = None) -> bool:

@@ -1,0 +1,93 @@
+"""Several tables of one DuckDB database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from dcp_rs._libraries import require
+from dcp_rs.replication.duckdb import STATES, DuckDBTarget, connect
+from dcp_rs.replication.state import State
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import Address, Commit
+
+
+class DuckDBDatabase:
+    """A DuckDB database with several tables, which are written in one transaction.
+
+    Args:
+        path: The database's file; created if it does not exist.
+        value_format: Type of the column `value`: `json`, or `variant`.
+
+    Raises:
+        ImportError: duckdb is not installed.
+    """
+
+    modes: ClassVar[frozenset[Mode]] = DuckDBTarget.modes
+    takes_rejects: ClassVar[bool] = True
+
+    def __init__(self, path: str | os.PathLike[str], value_format: str = "json") -> None:
+        self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
+        self._path = Path(path)
+        self._value_format = value_format
+        self._connection: Any = None
+        self._was_there = True
+
+    @classmethod
+    def at(cls, address: Address) -> DuckDBDatabase:
+        """Creates the database for `duckdb:///path?value_format=json`.
+
+        Raises:
+            ConfigError: There is no path, or another option.
+        """
+        address.allow("value_format")
+        return cls(address.local_path("the database", "duckdb:///path"), **address.options)
+
+    def open(self) -> dict[str, str]:
+        """See `dcp_rs.replication.Database.open`."""
+        self._was_there = self._path.exists()
+        self._connection = connect(self._duckdb, self._path)
+        if not self._has_table("main", STATES):
+            return {}
+        rows = self._connection.execute(f"SELECT table_name, state FROM {STATES}").fetchall()  # noqa: S608
+        found = {name: State.from_json(text).collection for name, text in rows}
+        return {name: collection for name, collection in found.items() if collection is not None}
+
+    def _has_table(self, schema: str, table: str) -> bool:
+        return bool(
+            self._connection.execute(
+                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database()"
+                " AND schema_name = ? AND table_name = ?",
+                [schema, table],
+            ).fetchall()
+        )
+
+    def target(self, table: str) -> DuckDBTarget:
+        """See `dcp_rs.replication.Database.target`."""
+        return DuckDBTarget(self._path, table, self._value_format, connection=self._connection)
+
+    def fold(self, table: str) -> str:
+        """See `dcp_rs.replication.Database.fold`."""
+        return table.lower()
+
+    def commit(self, commits: Sequence[tuple[DuckDBTarget, Commit]]) -> list[Commit]:
+        """See `dcp_rs.replication.Database.commit`."""
+        return DuckDBTarget.commit_together(commits)
+
+    def close(self) -> None:
+        """Closes the database; an empty one that it made is removed."""
+        if self._connection is None:
+            return
+        is_empty = not self._connection.execute("SELECT 1 FROM duckdb_tables() LIMIT 1").fetchall()
+        self._connection.close()
+        self._connection = None
+        if is_empty and not self._was_there:
+            self._path.unlink(missing_ok=True)
+
+    def __repr__(self) -> str:
+        return f"DuckDBDatabase({str(self._path)!r})"

@@ -1,0 +1,106 @@
+"""Several tables, each in a folder of its own."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
+
+from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_rs.replication.state import Mode, State
+    from dcp_rs.replication.target import Address, Commit
+
+_T = TypeVar("_T", bound="_Closes")
+
+
+class _Closes(Protocol):
+    def commit(self, commit: Commit) -> Commit | None: ...
+    def close(self) -> None: ...
+
+
+# Folders below the one of the database in which tables are looked for.
+_DEPTH = 3
+
+
+class FolderOfTables(Generic[_T]):
+    """A folder with a folder for each table, which are written one after the other.
+
+    Args:
+        folder: The folder; created with the first table.
+    """
+
+    modes: ClassVar[frozenset[Mode]]
+    takes_rejects: ClassVar[bool] = True
+    scheme: ClassVar[str]
+    marker: ClassVar[str]
+    """Name of a file or folder in the folder of a table that has a state."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self._folder = Path(os.path.realpath(folder))
+        self._tables: list[_T] = []
+
+    @classmethod
+    def at(cls, address: Address) -> FolderOfTables[_T]:
+        """Creates the database for a URL such as `delta:///folder`.
+
+        Raises:
+            ConfigError: There is no folder, or an option.
+        """
+        address.allow()
+        return cls(address.local_path("the folder of the tables", f"{cls.scheme}:///folder"))
+
+    def open(self) -> dict[str, str]:
+        """See `dcp_rs.replication.Database.open`."""
+        found: dict[str, str] = {}
+        for path, folders, files in os.walk(self._folder):
+            place = Path(path).relative_to(self._folder)
+            if self.marker in folders or self.marker in files:
+                state = self.state_in(Path(path))
+                if state is not None and state.collection is not None:
+                    found[str(place)] = state.collection
+                folders.clear()
+            elif len(place.parts) >= _DEPTH:
+                folders.clear()
+        return found
+
+    def state_in(self, folder: Path) -> State | None:
+        """Returns the newest state in the folder of a table."""
+        raise NotImplementedError
+
+    def make(self, folder: Path) -> _T:
+        """Returns the target of a folder."""
+        raise NotImplementedError
+
+    def target(self, table: str) -> _T:
+        """See `dcp_rs.replication.Database.target`."""
+        parts = Path(table).parts
+        if not parts or Path(table).is_absolute() or ".." in parts or len(parts) > _DEPTH:
+            raise ConfigError(
+                f"{table!r} is no folder below that of the tables, at most {_DEPTH} levels deep",
+                option="tables",
+            )
+        made = self.make(self._folder / table)
+        self._tables.append(made)
+        return made
+
+    def fold(self, table: str) -> str:
+        """See `dcp_rs.replication.Database.fold`."""
+        # Object stores and most file systems tell capitals from small letters; some do not.
+        return os.path.normpath(table).lower()
+
+    def commit(self, commits: Sequence[tuple[_T, Commit]]) -> list[Commit | None]:
+        """See `dcp_rs.replication.Database.commit`."""
+        return [target.commit(commit) for target, commit in commits]
+
+    def close(self) -> None:
+        """Closes the tables."""
+        for table in self._tables:
+            table.close()
+        self._tables.clear()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self._folder)!r})"

@@ -1,0 +1,117 @@
+"""Tables that take their changes from one stream."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from dcp_rs.replication.reader import Reader
+
+if TYPE_CHECKING:
+    import threading
+
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.replication.reader import Read
+    from dcp_rs.replication.table import Table
+    from dcp_rs.stream import ChangeStream
+
+
+class Buffer:
+    """Changes that were read but not committed.
+
+    Args:
+        rows: Rows after which to commit.
+        size: Bytes after which to commit.
+        interval: Seconds after the first change after which to commit.
+    """
+
+    def __init__(self, rows: int, size: int, interval: float) -> None:
+        self.checkpoint: Checkpoint | None = None
+        self.rows = 0
+        self._batches: list[pa.RecordBatch] = []
+        self._bytes = 0
+        self._since = 0.0
+        self._limits = rows, size, interval
+
+    def add(self, batch: pa.RecordBatch, checkpoint: Checkpoint) -> None:
+        """Adds a batch."""
+        if not self._batches:
+            self._since = time.monotonic()
+        self._batches.append(batch)
+        self.rows += batch.num_rows
+        self._bytes += batch.nbytes
+        self.checkpoint = checkpoint
+
+    def is_full(self) -> bool:
+        """Whether to commit now."""
+        rows, size, _ = self._limits
+        return self.rows >= rows or self._bytes >= size or self.seconds_left() <= 0
+
+    def seconds_left(self) -> float:
+        """Returns the seconds until the next commit."""
+        interval = self._limits[2]
+        if not self._batches:
+            return interval
+        return self._since + interval - time.monotonic()
+
+    def take(self, schema: pa.Schema) -> tuple[pa.Table, Checkpoint] | None:
+        """Returns the changes as one table and the position after them, and forgets them.
+
+        `None` if not even a position was read.
+        """
+        batches, checkpoint = self._batches, self.checkpoint
+        self._batches, self.checkpoint = [], None
+        self.rows = self._bytes = 0
+        if checkpoint is None:
+            return None
+        return pa.Table.from_batches(batches, schema), checkpoint
+
+
+class Group:
+    """A stream, and the tables that take its changes.
+
+    Args:
+        tables: The tables, by the name of their collection; by `None` a single table.
+        collections: Which collections the stream reads.
+        buffer: Where changes wait to be committed.
+    """
+
+    def __init__(
+        self, tables: dict[str | None, Table], collections: list[str] | None, buffer: Buffer
+    ) -> None:
+        self.tables = tables
+        self.collections = collections
+        self.buffer = buffer
+        # Whether it reads up to what the bucket has now, and then ends.
+        self.until_now = True
+        self.phase: Literal["opening", "reading", "idle", "complete"] = "opening"
+        self.committed_at = time.monotonic()
+        self.stream: ChangeStream | None = None
+        self._reader: Reader | None = None
+
+    def read(self, stream: ChangeStream, news: threading.Event) -> None:
+        """Begins to read a stream."""
+        self.stream, self._reader = stream, Reader(stream, news)
+        self.phase = "reading"
+
+    def take(self) -> Read | None:
+        """Takes what was read next; `None` if nothing was.
+
+        Raises:
+            DcpError: The stream failed. What was read before has been taken.
+        """
+        return None if self._reader is None else self._reader.take()
+
+    @property
+    def uncommitted(self) -> int:
+        """Changes that were read and not committed."""
+        return self.buffer.rows + (0 if self._reader is None else self._reader.waiting)
+
+    def close(self) -> None:
+        """Closes the stream. What was not taken is dropped."""
+        if self._reader is not None:
+            self._reader.close()
+        self.stream = self._reader = None
+        self.phase = "opening"

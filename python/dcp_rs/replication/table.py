@@ -1,0 +1,364 @@
+"""One table or log of a replication: what it has, and the commits that bring it further."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.progress import TableProgress
+from dcp_rs.replication.rejects import refuse
+from dcp_rs.replication.state import State
+from dcp_rs.replication.target import IDENTITY, Commit, check_use
+
+if TYPE_CHECKING:
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.target import OnError, Target
+
+_log = logging.getLogger("dcp_rs.replication")
+
+# Reasons of rejects that are logged.
+_REASONS = 100
+
+OnDrop = Literal["empty", "keep"]
+
+
+class Step(NamedTuple):
+    """A commit, and what it is about.
+
+    Attributes:
+        commit: The commit.
+        changes: How many changes it commits.
+        rollbacks: How many vBuckets were rolled back.
+    """
+
+    commit: Commit
+    changes: int
+    rollbacks: int
+
+
+class LostPosition(Exception):  # noqa: N818 - not an error of a user
+    """The stream of several tables cannot tell what one of them lacks, which needs its own."""
+
+
+class Table:
+    """A table or log, which takes changes in the order of a stream.
+
+    Args:
+        target: Where the rows go.
+        layout: Which columns are read and kept.
+        mode: Whether it is a table or a log.
+        on_error: What to do with a change that cannot be a row.
+        on_drop: What becomes of the rows of a dropped collection.
+        collection: The only collection of the table, if there are several tables.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        layout: Layout,
+        mode: Mode,
+        *,
+        on_error: OnError,
+        on_drop: OnDrop = "empty",
+        collection: str | None = None,
+    ) -> None:
+        self.target = target
+        self.collection = collection
+        self.state: State | None = None
+        self.commits = self.changes = self.malformed = self.rejected = 0
+        self._layout = layout
+        self._mode: Mode = mode
+        self._on_error: OnError = on_error
+        self._keeps_dropped = on_drop == "keep"
+        self._first = reducing.FirstSnapshots(is_possible=False)
+        self._reasons: set[str] = set()
+        # Seqnos that the table has, of vBuckets in which its stream began before them.
+        self._ahead: dict[int, int] = {}
+        # Rows of older generations, which the next commit removes.
+        self._replaced: list[str] = []
+
+    def open(self) -> None:
+        """Opens the target, and restores the state."""
+        found = self.target.open(self._layout.schema, self._mode)
+        # Those of this package have checked it before they changed anything.
+        check_use(found, self._layout.schema, self._mode)
+        if found is not None and found.collection != self.collection:
+            others = "all that it reads" if found.collection is None else found.collection
+            raise ConfigError(
+                f"the table is that of another replication, which writes {others} to it: choose"
+                " another, or drop it",
+                option="tables" if self.collection else "target",
+            )
+        if found is not None and found.is_loading and found.generation == 1:
+            seen = found.checkpoint.seqnos
+            self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
+        self.state = found
+
+    @property
+    def known(self) -> State:
+        """The state, once a stream was opened."""
+        if self.state is None:
+            raise AssertionError("a state is there once a stream was opened")
+        return self.state
+
+    def why_anew(self, bucket_uuid: str, collection_id: int | None = None) -> str | None:
+        """Says why a stored state cannot be resumed from.
+
+        Args:
+            bucket_uuid: UUID of the bucket.
+            collection_id: ID of the table's collection now, if it has one and it exists.
+        """
+        state = self.known
+        if state.moved:
+            return f"the table is not as it was left: {state.moved}"
+        if state.checkpoint.bucket_uuid != bucket_uuid:
+            return "the bucket is another one"
+        missing = set(self._layout.documents) - set(state.documents)
+        if missing and state.mode == "table":
+            return f"documents have new columns: {', '.join(sorted(missing))}"
+        is_same = collection_id is None or collection_id in state.collection_ids
+        if not is_same and not self._saw_all():
+            return "the collection was created again while its stream was limited to the one before"
+        return None
+
+    def _saw_all(self) -> bool:
+        """Whether the stream of the state would have had another collection of the name."""
+        made_with = self.known.checkpoint.filter
+        return (
+            made_with is not None
+            and made_with.scope_id is None
+            and made_with.collection_ids is None
+        )
+
+    def begin(
+        self, checkpoint: Checkpoint, collection_id: int | None = None, *, is_whole: bool = False
+    ) -> None:
+        """Begins a generation.
+
+        Args:
+            checkpoint: Where its stream begins.
+            collection_id: ID of the table's collection, if it has one and it exists.
+            is_whole: Whether the stream follows a collection that has just been created, so that
+                nothing has to be loaded.
+        """
+        state = self.state
+        self._first = reducing.FirstSnapshots(is_possible=state is None)
+        self._ahead = {}
+        generation = 1 if state is None else state.generation + 1
+        complete = 0 if state is None else state.complete_generation
+        self._replaced = [_of_others(generation)] if is_whole and generation > 1 else []
+        self.state = State(
+            mode=self._mode,
+            commits=0 if state is None else state.commits,
+            generation=generation,
+            complete_generation=generation if is_whole else complete,
+            documents=self._layout.documents,
+            collection=self.collection,
+            collection_ids=() if collection_id is None else (collection_id,),
+            checkpoint=checkpoint,
+        )
+
+    def go_on_from(self, start: Checkpoint) -> None:
+        """Takes changes from a stream that begins at or before the table's position."""
+        have, begun = self.known.checkpoint.seqnos, start.seqnos
+        self._ahead = {
+            vbucket: seqno for vbucket, seqno in have.items() if seqno > begun.get(vbucket, 0)
+        }
+
+    # ----- commits -----
+
+    def commit_of(
+        self,
+        changes: pa.Table,
+        position: Checkpoint,
+        *,
+        is_caught_up: bool = False,
+        is_due: bool = True,
+        collection_id: int | None = None,
+    ) -> Step | None:
+        """Returns the commit of changes; `None` if there is nothing to commit.
+
+        Args:
+            changes: Changes of the stream that concern the table.
+            position: Position of the stream after them.
+            is_caught_up: Whether they end a catch-up.
+            is_due: Whether to commit even if there is nothing but the position.
+            collection_id: ID of the table's collection, if it has one and it exists.
+
+        Raises:
+            LostPosition: The table has more than the stream, of a branch that the stream lacks.
+        """
+        state = self.known
+        if self._ahead:
+            changes, position = self._lacking(changes, position)
+            if is_caught_up and self._ahead:
+                # The server no longer has as much as the table.
+                raise LostPosition
+        rollbacks = reducing.rolled_back(changes)
+        rereading = state.rereading | rollbacks if state.mode == "table" else frozenset()
+        after = replace(
+            state,
+            commits=state.commits + 1,
+            rereading=frozenset() if is_caught_up else rereading,
+            complete_generation=state.generation if is_caught_up else state.complete_generation,
+            collection_ids=self._collections_after(changes),
+            checkpoint=position,
+        )
+        removals = self._replaced
+        if is_caught_up and self.collection is not None:
+            # The ends of the others have been read, if the stream had them.
+            gone = [
+                each
+                for each in after.collection_ids
+                if collection_id is None or each < collection_id
+            ]
+            if gone and not (self._keeps_dropped and collection_id is None):
+                if state.mode == "table":
+                    removals = [*removals, f"collection_id <= {max(gone)}"]
+                left = tuple(each for each in after.collection_ids if each not in gone)
+                after = replace(after, collection_ids=left)
+        unmoved = after if is_due else replace(after, checkpoint=state.checkpoint)
+        if not len(changes) and replace(unmoved, commits=state.commits) == state:
+            return None
+        commit = self._as_commit(changes, after, rereading)
+        commit = replace(commit, removals=[*removals, *commit.removals])
+        refuse(commit.rejects, commit.on_error)
+        return Step(commit, reducing.count(changes, state.mode), len(rollbacks))
+
+    def committed(self, step: Step) -> None:
+        """Notes that a commit was applied."""
+        commit = step.commit
+        self.state = commit.state
+        self._replaced = []
+        self.commits += 1
+        self.changes += step.changes
+        self._note_rejects(commit.rejects)
+        self.malformed += self._layout.malformed(commit.rows)
+
+    def _collections_after(self, changes: pa.Table) -> tuple[int, ...]:
+        """Returns the IDs that the table's collection has had after changes."""
+        known = self.known.collection_ids
+        if self.collection is None or not len(changes):
+            return known
+        found = changes["collection_id"].unique().drop_null().to_pylist()
+        return tuple(sorted({*known, *found}))
+
+    def _lacking(self, changes: pa.Table, position: Checkpoint) -> tuple[pa.Table, Checkpoint]:
+        """Returns the changes that the table lacks, and its position after them."""
+        own, reached = self.known.checkpoint, position.seqnos
+        rolled_back = self._ahead.keys() & reducing.rolled_back(changes)
+        if rolled_back and self._mode == "log":
+            # Which of its rows the rollback takes back depends on branches that are gone.
+            raise LostPosition
+        has = dict(self._ahead)
+        for vbucket, seqno in has.items():
+            # What is rolled back in a table is read again from the beginning.
+            if vbucket in rolled_back:
+                del self._ahead[vbucket]
+            elif reached.get(vbucket, 0) >= seqno:
+                if not position._has_in_history(vbucket, own):  # noqa: SLF001 - the package's own
+                    raise LostPosition
+                del self._ahead[vbucket]
+        for vbucket in rolled_back:
+            del has[vbucket]
+        if has:
+            count = max(has) + 1
+            limits = pa.array([has.get(each, -1) for each in range(count)] + [-1], pa.int64())
+            place = pc.min_element_wise(changes["vbucket"], count).combine_chunks()
+            changes = changes.filter(pc.greater(changes["seqno"], limits.take(place)))
+        return changes, position._with_positions_of(own, self._ahead)  # noqa: SLF001 - as above
+
+    def _as_commit(self, changes: pa.Table, after: State, rereading: frozenset[int]) -> Commit:
+        state = self.known
+        if state.mode == "log":
+            return self._of(changes, after)
+        are_first = self._first.hold(changes)
+        reduced = reducing.reduce(changes, each_once=are_first, keeps_dropped=self._keeps_dropped)
+        deletes = reduced.deletes
+        commit = self._of(reduced.written, after)
+        if self._layout.has_text_keys:
+            deletes, _ = reducing.with_text_keys(deletes)
+            deletes = deletes.set_column(1, "key", deletes["key"].cast(pa.string()))
+        return replace(
+            commit,
+            deletes=deletes.slice(0, 0) if are_first else deletes,
+            settled=pa.concat_tables([reduced.written.select(IDENTITY), reduced.deletes]),
+            removals=[*reduced.removals(state.generation), *_outdated(state, after, rereading)],
+            has_new_rows_only=are_first,
+        )
+
+    def _of(self, changes: pa.Table, after: State) -> Commit:
+        """Returns a commit that appends changes, or rejects them."""
+        generation = after.generation
+        rejected = changes.slice(0, 0)
+        if self._layout.has_text_keys:
+            changes, rejected = reducing.with_text_keys(changes)
+        rows = self._layout.rows(changes, generation)
+        return Commit(
+            rows=rows,
+            deletes=rows.select(IDENTITY).slice(0, 0),
+            removals=(),
+            has_new_rows_only=True,
+            state=after,
+            rejects=self._layout.rejects(rejected, generation),
+            settled=rejected.select(IDENTITY).slice(0, 0),
+            documents=self._layout.bytes_of(changes),
+            on_error=self._on_error,
+        )
+
+    def _note_rejects(self, rejects: pa.Table) -> None:
+        """Counts changes that were rejected, and warns of the first for each reason."""
+        self.rejected += len(rejects)
+        for row in rejects.select(["reason", "vbucket", "seqno"]).to_pylist():
+            # A reason may name a position in a document, so the number of them is bounded.
+            if row["reason"] in self._reasons or len(self._reasons) >= _REASONS:
+                continue
+            self._reasons.add(row["reason"])
+            _log.warning(
+                "vBucket %d seqno %d was rejected: %s. More of this kind are only counted",
+                row["vbucket"],
+                row["seqno"],
+                row["reason"],
+            )
+
+    def progress(self) -> TableProgress:
+        """Returns the figures of the table."""
+        return TableProgress(
+            generation=0 if self.state is None else self.state.generation,
+            changes=self.changes,
+            commits=self.commits,
+            malformed=self.malformed,
+            rejected=self.rejected,
+        )
+
+
+def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:
+    """Returns the conditions that select the rows that a complete catch-up has replaced."""
+    if after.is_loading or after.rereading:
+        return []
+    is_replacing = state.is_loading and state.generation > 1
+    found = [_of_others(state.generation)] if is_replacing else []
+    by_epoch: dict[int, set[int]] = {}
+    positions = after.checkpoint.positions if rereading else {}
+    for vbucket in rereading:
+        by_epoch.setdefault(positions[vbucket].epoch, set()).add(vbucket)
+    return found + [
+        f"epoch < {epoch} AND {reducing.vbuckets_in(vbuckets)}"
+        for epoch, vbuckets in sorted(by_epoch.items())
+    ]
+
+
+def _of_others(generation: int) -> str:
+    """Returns the condition that selects the rows of other generations.
+
+    Rows that others wrote, in a table that is loaded anew for them, may have any or none.
+    """
+    return f"generation <> {generation} OR generation IS NULL"

@@ -1,0 +1,404 @@
+"""Which tables a replication writes to, and which changes are for which."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Literal, Protocol
+
+import pyarrow as pa
+
+from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.group import Group
+from dcp_rs.replication.names import is_pattern, matches
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.client import Client
+    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.group import Buffer
+    from dcp_rs.replication.names import TableNames
+    from dcp_rs.replication.table import Step, Table
+    from dcp_rs.replication.target import Database, Target
+    from dcp_rs.stream import ChangeStream
+
+    Start = Checkpoint | Literal["earliest"]
+    Opening = Callable[[Start, list[str] | None], ChangeStream]
+
+_log = logging.getLogger("dcp_rs.replication")
+
+# Seqnos that a table may be behind the others and be read together with them.
+_FAR = 100_000
+
+
+class Tables(Protocol):
+    """The tables of a replication."""
+
+    layout: Layout
+    """Which columns are read."""
+    writes_each_position: bool
+    """Whether a table's position is committed even if it has no changes."""
+
+    def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
+        """Opens the tables, grouped by the stream that each needs.
+
+        The first group is joined by the others once they have caught up.
+        """
+
+    def stream(self, group: Group, client: Client, opening: Opening) -> ChangeStream | None:
+        """Opens the stream of a group; `None` if there is nothing to read."""
+
+    def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
+        """Returns tables of collections that no stream would notice."""
+
+    def route(
+        self, changes: pa.Table, group: Group, groups: Iterable[Group]
+    ) -> list[tuple[Table, pa.Table]]:
+        """Returns the changes of a group's stream by the tables that they are for."""
+
+    def collection_id(self, table: Table) -> int | None:
+        """Returns the ID of the table's collection, if it had one when a stream was opened."""
+
+    def commit(self, steps: list[tuple[Table, Step]]) -> None:
+        """Commits to several tables; all at once if the target can."""
+
+    def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
+        """Returns the tables by their names, if there are several."""
+
+    def close(self) -> None:
+        """Closes the target."""
+
+
+class OneTable:
+    """One table or log, which takes all changes.
+
+    Args:
+        table: The table.
+        target: Its target.
+        layout: Which columns are read.
+        collections: Which collections are read.
+    """
+
+    writes_each_position = True
+
+    def __init__(
+        self, table: Table, target: Target, layout: Layout, collections: list[str] | None
+    ) -> None:
+        self.layout = layout
+        self._table = table
+        self._target = target
+        self._collections = collections
+
+    def groups(self, _client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
+        """See `Tables`."""
+        self._table.open()
+        return [Group({None: self._table}, self._collections, buffer())]
+
+    def stream(self, group: Group, client: Client, opening: Opening) -> ChangeStream:
+        """See `Tables`."""
+        table, state = self._table, self._table.state
+        if state is not None:
+            why = table.why_anew(client.bucket_uuid)
+            if why is None:
+                try:
+                    stream = opening(state.checkpoint, group.collections)
+                except CheckpointError as error:
+                    if error.code != "filter_changed":
+                        raise
+                    why = str(error)
+                else:
+                    if stream.checkpoint().filter == state.checkpoint.filter:
+                        return stream
+                    stream.close()
+                    why = "fewer collections are asked for"
+            _log.warning("generation %d begins: %s", state.generation + 1, why)
+        stream = opening("earliest", group.collections)
+        table.begin(stream.checkpoint())
+        return stream
+
+    def added(self, _client: Client, _groups: Iterable[Group]) -> dict[str | None, Table]:
+        """See `Tables`."""
+        return {}
+
+    def route(
+        self, changes: pa.Table, _group: Group, _groups: Iterable[Group]
+    ) -> list[tuple[Table, pa.Table]]:
+        """See `Tables`."""
+        return [(self._table, changes)]
+
+    def collection_id(self, _table: Table) -> int | None:
+        """See `Tables`."""
+        return None
+
+    def commit(self, steps: list[tuple[Table, Step]]) -> None:
+        """See `Tables`."""
+        for table, step in steps:
+            applied = self._target.commit(step.commit)
+            table.committed(step._replace(commit=applied or step.commit))
+
+    def by_name(self, _groups: Iterable[Group]) -> dict[str, Table]:
+        """See `Tables`."""
+        return {}
+
+    def close(self) -> None:
+        """See `Tables`."""
+        self._target.close()
+
+
+class TablePerCollection:
+    """A table or log for each collection.
+
+    Args:
+        database: Where the tables are.
+        names: What they are called.
+        make: Makes the table of a target and a collection.
+        layout: Which columns are read.
+        collections: Which collections are read.
+    """
+
+    writes_each_position = False
+
+    def __init__(
+        self,
+        database: Database,
+        names: TableNames,
+        make: Callable[[Target, str], Table],
+        layout: Layout,
+        collections: list[str] | None,
+    ) -> None:
+        self.layout = layout
+        self._database = database
+        self._names = names
+        self._make = make
+        self._collections = collections
+        # IDs of the collections when a stream was last opened, and the name of each ID seen.
+        self._ids: dict[str, int] = {}
+        self._known: dict[int, str] = {}
+        # Collection of each table, by the name that the target tells from others.
+        self._taken: dict[str, str] = {}
+        self._called: dict[str, str] = {}
+
+    def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
+        """See `Tables`."""
+        self._look(client, is_first=True)
+        stored = self._database.open()
+        names = {name for name in self._ids if self._name(name) is not None}
+        if self._ids and not names:
+            raise ConfigError(
+                f"matches none of the collections {', '.join(self._ids)}", option="tables"
+            )
+        # Those of collections that were dropped while nothing was running.
+        names |= {
+            collection
+            for table, collection in stored.items()
+            if self._is_chosen(collection) and self._is_called(collection, table)
+        }
+        tables = {name: self._open(name) for name in sorted(names)}
+        read = {
+            name: sum(table.known.checkpoint.seqnos.values())
+            for name, table in tables.items()
+            if table.state is not None
+            and not table.state.is_loading
+            and table.why_anew(client.bucket_uuid, self._ids.get(name)) is None
+        }
+        furthest = max(read.values(), default=0)
+        first = {name for name, seqnos in read.items() if furthest - seqnos <= _FAR} or names
+        found = [Group({name: tables[name] for name in sorted(first)}, self._collections, buffer())]
+        if names - first:
+            rest: dict[str | None, Table] = {name: tables[name] for name in sorted(names - first)}
+            found.append(Group(rest, sorted(names - first), buffer()))
+        return found
+
+    def _look(self, client: Client, *, is_first: bool = False) -> None:
+        """Finds out which of the chosen collections there are."""
+        chosen = self._collections
+        try:
+            found = client.collections(chosen)
+        except ConfigError:
+            # One that is named may be created later; at the very beginning, its name is wrong.
+            if is_first:
+                raise
+            found = {}
+            for name in chosen or ():
+                with contextlib.suppress(ConfigError):
+                    found |= client.collections(name)
+        self._ids = found
+        self._known |= {number: name for name, number in found.items()}
+
+    def _is_chosen(self, collection: str) -> bool:
+        """Whether a collection that need not exist is one of those that are read."""
+        if self._collections is None:
+            return not collection.startswith("_system.")
+        return any(matches(_qualified(name), collection) for name in self._collections)
+
+    def _name(self, collection: str) -> str | None:
+        """Returns the name of a collection's table; `None` if it has none.
+
+        Raises:
+            ConfigError: Another collection has a table of that name.
+        """
+        name = self._names.table(collection)
+        if name is None:
+            return None
+        other = self._taken.setdefault(self._database.fold(name), collection)
+        if other != collection:
+            raise ConfigError(
+                f"{other} and {collection} would share the table {name}: use a template that "
+                "tells them apart, or leave one out",
+                option="tables",
+            )
+        return name
+
+    def _is_called(self, collection: str, table: str) -> bool:
+        name = self._names.table(collection)
+        fold = self._database.fold
+        return name is not None and fold(name) == fold(table)
+
+    def _open(self, collection: str) -> Table:
+        name = self._name(collection)
+        if name is None:
+            raise AssertionError(f"{collection} has a table")
+        table = self._make(self._database.target(name), collection)
+        table.open()
+        self._called[collection] = name
+        # Those that were dropped are named by nothing else.
+        for number in () if table.state is None else table.state.collection_ids:
+            self._known.setdefault(number, collection)
+        return table
+
+    def stream(self, group: Group, client: Client, opening: Opening) -> ChangeStream | None:
+        """See `Tables`."""
+        self._look(client)
+        # What neither exists nor has a table need not be read.
+        for name in [name for name, table in group.tables.items() if table.state is None]:
+            if name not in self._ids:
+                del group.tables[name]
+        names = self._existing(group)
+        if names == []:
+            return None
+        new: list[tuple[Table, int | None]] = []
+        kept: list[Table] = []
+        for name, table in group.tables.items():
+            number = self._ids.get(str(name))
+            why = None
+            if table.state is not None:
+                why = table.why_anew(client.bucket_uuid, number)
+                if why is None:
+                    kept.append(table)
+                    continue
+                generation = table.state.generation + 1
+                _log.warning("generation %d of %s begins: %s", generation, name, why)
+            new.append((table, number))
+        stream = opening(self._start(client, names, kept, has_new=bool(new)), names)
+        begun = stream.checkpoint()
+        for table, number in new:
+            table.begin(begun, number)
+        for table in kept:
+            table.go_on_from(begun)
+        return stream
+
+    def _start(
+        self, client: Client, names: list[str] | None, kept: list[Table], *, has_new: bool
+    ) -> Start:
+        if not kept:
+            return "earliest"
+        read = [table.known.checkpoint for table in kept]
+        if has_new:
+            read.append(read[0].restricted_to([]))
+        return client._earliest_of(names, read)  # noqa: SLF001 - the package's own
+
+    def _existing(self, group: Group) -> list[str] | None:
+        """Returns the names and patterns of a group's collections without those that are gone."""
+        if group.collections is None:
+            return None
+        return [
+            name for name in group.collections if is_pattern(name) or _qualified(name) in self._ids
+        ]
+
+    def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
+        """See `Tables`."""
+        named = [_qualified(name) for name in self._collections or () if not is_pattern(name)]
+        there = {name for group in groups for name in group.tables}
+        if not named or all(name in self._ids and name in there for name in named):
+            return {}
+        self._look(client)
+        missing = [name for name in self._ids if name not in there and self._name(name)]
+        return {name: self._open(name) for name in missing}
+
+    def route(
+        self, changes: pa.Table, group: Group, groups: Iterable[Group]
+    ) -> list[tuple[Table, pa.Table]]:
+        """See `Tables`."""
+        parts: dict[str, list[pa.Table]] = {}
+        about_all = changes.slice(0, 0)
+        for number, part in reducing.by_collection(changes).items():
+            if number is None:
+                about_all = part.filter(reducing.is_rollback(part))
+                continue
+            name = self._known.get(number) or self._named(number, part)
+            if name is not None:
+                parts.setdefault(name, []).append(part)
+        for name, some in parts.items():
+            if name not in group.tables and not any(name in each.tables for each in groups):
+                table = self._created(name, group, some)
+                if table is not None:
+                    group.tables[name] = table
+        return [
+            (table, pa.concat_tables([about_all, *parts.get(str(name), ())]))
+            for name, table in group.tables.items()
+        ]
+
+    def _named(self, number: int, changes: pa.Table) -> str | None:
+        """Returns the name of a collection that was created since the stream was opened."""
+        for scope, name in zip(
+            changes["scope"].unique(), changes["collection"].unique(), strict=False
+        ):
+            if scope.is_valid and name.is_valid:
+                self._known[number] = f"{scope}.{name}"
+                return self._known[number]
+        # Dropped before its name was known: nothing of it is left.
+        return None
+
+    def _created(self, name: str, group: Group, parts: list[pa.Table]) -> Table | None:
+        """Opens the table of a collection that was created since the stream was opened."""
+        if self._name(name) is None:
+            return None
+        table = self._open(name)
+        number = max(part["collection_id"][0].as_py() for part in parts)
+        if group.stream is None:
+            raise AssertionError("changes come from a stream")
+        table.begin(group.stream.checkpoint(), number, is_whole=not group.until_now)
+        _log.info("the table %s begins, of collection %s", self._called[name], name)
+        return table
+
+    def collection_id(self, table: Table) -> int | None:
+        """See `Tables`."""
+        return self._ids.get(str(table.collection))
+
+    def commit(self, steps: list[tuple[Table, Step]]) -> None:
+        """See `Tables`."""
+        for (table, step), applied in zip(
+            steps,
+            self._database.commit([(table.target, step.commit) for table, step in steps]),
+            strict=True,
+        ):
+            table.committed(step._replace(commit=applied or step.commit))
+
+    def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
+        """See `Tables`."""
+        return {
+            self._called[str(name)]: table
+            for group in groups
+            for name, table in group.tables.items()
+        }
+
+    def close(self) -> None:
+        """See `Tables`."""
+        self._database.close()
+
+
+def _qualified(name: str) -> str:
+    return name if "." in name else f"_default.{name}"
