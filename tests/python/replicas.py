@@ -238,9 +238,101 @@ class InIceberg(Replica):
         return self.state()["generation"], self.state()["complete_generation"]
 
 
+class OfMany:
+    """The tables of a target that has one for each collection.
+
+    Args:
+        database: The replica of the target as a whole.
+        kind: Kind of the target.
+        mode: Mode of the tables.
+    """
+
+    tables = "collection"
+
+    def __init__(self, database, kind, mode):
+        self.database, self.kind, self.mode = database, kind, mode
+        self.url = database.url
+
+    def names(self):
+        """Gives the names of the tables, without those of rejects and of states."""
+        if self.kind in {"duckdb", "postgres"}:
+            found = self.database.query(
+                "SELECT table_name::text AS name FROM information_schema.tables"
+                " WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
+            )
+            names = {row["name"] for row in found} - {"dcp_rs_replication"}
+        elif self.kind == "iceberg":
+            catalog = self.database.catalog()
+            names = {name for _, name in catalog.list_tables("default")}
+        else:
+            names = {each.name for each in self.database.folder.iterdir()}
+        return {name for name in names if not name.endswith(("_rejected", ".db"))}
+
+    def rows(self, name):
+        if self.kind in {"duckdb", "postgres"}:
+            return self.database.query(f'SELECT * FROM "{name}"')
+        if self.kind == "iceberg":
+            return (
+                self.database.catalog().load_table(f"default.{name}").scan().to_arrow().to_pylist()
+            )
+        folder = self.database.folder / name
+        if self.kind == "parquet" and not any(folder.glob("[!.]*.parquet")):
+            return []
+        return self.database._rows_of(folder)
+
+    def reject_rows(self, name):
+        rejected = f"{name}_rejected"
+        if self.kind in {"duckdb", "postgres"}:
+            there = self.database.query(
+                "SELECT 1 AS n FROM information_schema.tables"
+                f" WHERE table_name = '{rejected}' AND table_schema = current_schema()"
+            )
+            return self.database.query(f'SELECT * FROM "{rejected}"') if there else []
+        if self.kind == "iceberg":
+            catalog = self.database.catalog()
+            if not catalog.table_exists(f"default.{rejected}"):
+                return []
+            return catalog.load_table(f"default.{rejected}").scan().to_arrow().to_pylist()
+        folder = self.database.folder / rejected
+        has_files = folder.exists() and (self.kind == "delta" or any(folder.glob("[!.]*.parquet")))
+        return self.database._rows_of(folder) if has_files else []
+
+    def documents(self):
+        """Gives the documents of all tables, each of which is in that of its collection."""
+        found = {}
+        for name in self.names():
+            rows = self.rows(name)
+            own = as_documents(rows) if self.mode == "table" else settle(rows)
+            assert {called(collection) for collection, _ in own} <= {name}
+            found |= own
+        return found
+
+    def rejects(self):
+        found = {}
+        for name in self.names():
+            rows = self.reject_rows(name)
+            if self.mode == "log":
+                rows = settle_rejects(self.rows(name), rows)
+            found |= as_rejects(rows)
+        return found
+
+
+def called(collection):
+    """Gives the name of a collection's table."""
+    return collection.replace(".", "__")
+
+
+def make_many(name, request, folder):
+    """Makes a replica with a table for each collection."""
+    kind, mode = name.split("-")
+    return OfMany(KINDS[kind](request, folder), kind, mode)
+
+
 def replicate(cluster, target, **options):
     """Replicates once, to a replica or to what `dcp_rs.replicate` takes as a target."""
-    if isinstance(target, Replica):
+    if isinstance(target, OfMany):
+        options = {"tables": target.tables} | options
+    if isinstance(target, Replica | OfMany):
         options, target = {"mode": target.mode} | options, target.url
     with cluster.connect() as client:
         return dcp_rs.replicate(client, target, **({"once": True} | options))

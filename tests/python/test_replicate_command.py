@@ -55,6 +55,27 @@ def test_once_writes_what_is_there_and_ends(cluster, start, replica):
     assert replica.documents() == written.documents()
 
 
+def test_a_table_for_each_collection(cluster, start, tmp_path):
+    written = Written(cluster)
+    cluster.create_collection("_default.orders")
+    written.upsert("one", {"n": 1})
+    written.upsert("two", {"n": 2}, "_default.orders")
+    replica = replicas.OfMany(replicas.InDuckDB(tmp_path), "duckdb", "table")
+    process = start(replica.url, "--once", "--json", "--tables", "collection")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0, errors
+    tables = json.loads(errors.splitlines()[-1])["tables"]
+    assert {name: table["changes"] for name, table in tables.items()} == {
+        "_default___default": 1,
+        "_default__orders": 1,
+    }
+    assert replica.documents() == written.documents()
+    process = start(f"{replica.url}?table={{collection}}", "--once")
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "by a template" in errors
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start, replica, number):
     written = Written(cluster)

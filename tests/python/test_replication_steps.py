@@ -39,7 +39,8 @@ def writer(tmp_path_factory):
                 "connection": cluster.connection_string,
                 "url": replica.url,
                 "kill_at": kill_at,
-                "options": {"mode": replica.mode, "commit_rows": 60, "commit_interval": 60.0},
+                "options": {"mode": replica.mode, "commit_rows": 60, "commit_interval": 60.0}
+                | ({"tables": replica.tables} if isinstance(replica, replicas.OfMany) else {}),
             }
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -139,6 +140,51 @@ EDITS = {
 def check(replica, written, story):
     assert replica.documents() == written.documents(), story
     assert replica.rejects() == written.rejects(), story
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", replicas.ALL)
+def test_tables_of_collections_equal_the_bucket_whichever_step_their_writer_dies_at(
+    cluster, writer, request, tmp_path, kind
+):
+    kills = int(os.environ.get("DCP_STEPS", "3"))
+    seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
+    replica = replicas.make_many(kind, request, tmp_path)
+    trouble = Trouble(cluster, seed)
+    story = [f"seed {seed}"]
+    for _ in range(50):
+        trouble.write()
+        trouble.write_legacy()
+    run = writer(cluster, replica)
+    assert not run.get("error"), (story, run)
+    check(replica, trouble.written, story)
+    killed, tried, steps = 0, 0, run["steps"]
+    while killed < kills:
+        tried += 1
+        assert tried < 4 * kills + 20, (story, "dies too seldom")
+        for _ in range(30):
+            trouble.cause()
+        if tried % 3 == 1:
+            # Created while nothing is running, and dropped again later.
+            trouble.cluster.create_collection(f"inventory.later_{tried}")
+            trouble.written.upsert("first", {"n": tried}, f"inventory.later_{tried}")
+        if tried % 3 == 0:
+            dropped = f"inventory.later_{tried - 2}"
+            trouble.cluster.drop_collection(dropped)
+            trouble.written.keys -= {name for name in trouble.written.keys if name[0] == dropped}
+        kill_at = 1 + int(tried * _GOLDEN % 1 * steps)
+        died = writer(cluster, replica, kill_at)
+        assert not died.get("error"), (story, died)
+        killed += died["signal"] == 9
+        story.append(f"killed at {kill_at} of {steps}" if died["signal"] else "ended")
+        if tried % 2 == 0:
+            # Between the tables that have the last changes and those that have not.
+            trouble.fail_over()
+        run = writer(cluster, replica)
+        assert not run.get("error"), (story, run)
+        check(replica, trouble.written, story)
+        steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
+    assert trouble.written.documents(), "something is left to compare"
 
 
 @pytest.mark.timeout(3600)

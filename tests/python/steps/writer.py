@@ -20,19 +20,22 @@ import pyarrow.parquet  # noqa: F401
 import pyiceberg.catalog.sql  # noqa: F401
 
 import dcp_rs
-from dcp_rs.replication import open_target
+from dcp_rs.replication import open_database, open_target
 
 _STEPS = ctypes.CDLL(None)
 _STEPS.dcp_steps_seen.restype = ctypes.c_long
 
 
 class Counted:
-    """A target whose steps are counted while it opens and commits."""
+    """A target or a database whose steps are counted while it opens and commits."""
 
-    def __init__(self, url, kill_at):
-        self._inner, self._kill_at = open_target(url), kill_at
-        self.modes = self._inner.modes
-        self.takes_rejects = self._inner.takes_rejects
+    def __init__(self, inner, kill_at):
+        self._inner, self._kill_at = inner, kill_at
+        self.close = inner.close
+        if hasattr(inner, "modes"):
+            self.modes, self.takes_rejects = inner.modes, inner.takes_rejects
+        if hasattr(inner, "fold"):
+            self.fold = inner.fold
 
     def _counting(self, work, *arguments):
         _STEPS.dcp_steps_arm(ctypes.c_long(self._kill_at))
@@ -41,18 +44,21 @@ class Counted:
         finally:
             _STEPS.dcp_steps_disarm()
 
-    def open(self, schema, mode):
-        return self._counting(self._inner.open, schema, mode)
+    def open(self, *arguments):
+        return self._counting(self._inner.open, *arguments)
 
-    def commit(self, commit):
-        return self._counting(self._inner.commit, commit)
+    def commit(self, given):
+        if isinstance(given, list):
+            given = [(target._inner, commit) for target, commit in given]
+        return self._counting(self._inner.commit, given)
 
-    def close(self):
-        self._inner.close()
+    def target(self, table):
+        return Counted(self._inner.target(table), self._kill_at)
 
 
 def replicate(request):
-    target = Counted(request["url"], request["kill_at"])
+    opening = open_database if "tables" in request["options"] else open_target
+    target = Counted(opening(request["url"]), request["kill_at"])
     with dcp_rs.connect(
         request["connection"], bucket="default", username="Administrator", password="canary-8f1c2e"
     ) as client:
