@@ -289,7 +289,10 @@ impl Play {
             }
             47 => self.mangle(bytes),
             48 => self.wire.extend_from_slice(bytes.part()),
-            49 => self.both(|machine| machine.close_stream(Vbid(vbid))),
+            49 => {
+                let now = self.now;
+                self.both(|machine| machine.close_stream(now, Vbid(vbid)));
+            }
             50 => {
                 let end = if bytes.u8() & 1 == 0 { u64::MAX } else { bytes.near(0) };
                 self.open(Vbid(vbid), Seqno(end), StreamPosition::new(Position::EARLIEST));

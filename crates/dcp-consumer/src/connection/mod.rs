@@ -90,7 +90,9 @@ impl Lost {
                 let message = format!("the server's answer to {} is invalid", error.opcode);
                 crate::Error::new(ErrorKind::Protocol, message).with_source(error.kind)
             }
-            Self::Ended(error @ ConnectionError::Idle) => broke.with_source(error),
+            Self::Ended(error @ (ConnectionError::Idle | ConnectionError::CloseUnanswered(_))) => {
+                broke.with_source(error)
+            }
             Self::Ended(error) => crate::Error::new(ErrorKind::Protocol, error.to_string()),
         }
     }

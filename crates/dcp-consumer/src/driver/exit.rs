@@ -37,7 +37,7 @@ impl Exit {
             Lost::Ended(error @ Ended::Invalidated { status, .. }) => {
                 closed(ErrorKind::ConnectionLost).with_source(error).with_status(status)
             }
-            Lost::Ended(error @ Ended::Idle) => {
+            Lost::Ended(error @ (Ended::Idle | Ended::CloseUnanswered(_))) => {
                 closed(ErrorKind::ConnectionLost).with_source(error)
             }
             Lost::Ended(error) => closed(ErrorKind::Protocol).with_source(error),

@@ -271,7 +271,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
             }
             Command::Close(vbid) => {
                 self.is_clean = false;
-                self.driver.connection.machine.close_stream(vbid);
+                self.driver.connection.machine.close_stream(now(), vbid);
             }
             Command::Persisted(advanced) => {
                 for PersistedTo { vbid, vbuuid, seqno, .. } in advanced {

@@ -123,6 +123,9 @@ pub enum ConnectionError {
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]
     Idle,
+    /// The server answers noops, but not the close of a stream that is to go on elsewhere.
+    #[error("the server has not answered the close of {0} for twice the noop interval")]
+    CloseUnanswered(Vbid),
     /// The sink failed; reconnecting does not help.
     #[error(transparent)]
     Sink(#[from] SinkError),

@@ -1,7 +1,11 @@
 //! Streams that are complete before the server has ended them.
 
+use std::time::Duration;
+
 use dcp_proto::Position;
-use dcp_proto::consumer::{ConnectionConfig, Delivery, EndCause, Event, StreamPosition};
+use dcp_proto::consumer::{
+    ConnectionConfig, ConnectionError, Delivery, EndCause, Event, StreamPosition,
+};
 use dcp_proto::flow_control::counted_bytes;
 use dcp_test::bucket::{BRANCH, VBucket, docs};
 use dcp_test::harness::{Harness, Sent, VB, config, is_complete, position};
@@ -147,7 +151,7 @@ fn rule_10_only_the_answer_to_its_own_close_counts() {
 #[test]
 fn rule_10_a_complete_stream_is_not_closed_again() {
     let mut server = closed(clamped());
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     assert_eq!((server.sent(), server.events()), (vec![], vec![]));
     assert!(server.machine.is_complete() && !server.machine.is_unused());
     say(&mut server, "SUCCESS");
@@ -155,6 +159,53 @@ fn rule_10_a_complete_stream_is_not_closed_again() {
     server.play();
     assert_eq!(server.events(), [], "its end was reported when it was reached");
     assert!(server.machine.is_unused());
+}
+
+/// A server that answers noops but never a close: the vBucket would wait for it for ever.
+#[test]
+fn close_that_is_never_answered_ends_the_connection_after_two_noop_intervals() {
+    const INTERVAL: Duration = Duration::from_secs(20);
+    let config = ConnectionConfig { noop_interval: Some(INTERVAL), ..config() };
+    for again in [false, true] {
+        let mut server = Harness::streaming(config.clone());
+        server.now += INTERVAL / 2;
+        if again {
+            // A stream that the server still has is closed in order to be requested again.
+            server.end(StreamEndReason::SLOW).play();
+            server.open(StreamPosition::new(Position::EARLIEST));
+            server.answer(Status::KEY_EEXISTS, &[]).play();
+        } else {
+            server.machine.close_stream(server.now, VB);
+        }
+        assert_eq!(server.sent().len(), 1, "the close");
+        let closed_at = server.now;
+        for _ in 0..3 {
+            server.now += INTERVAL / 2;
+            Frame::request(Opcode::DCP_NOOP).encode(&mut server.wire).unwrap();
+            server.play();
+            assert_eq!(server.machine.handle_timeout(server.now), Ok(()));
+        }
+        assert_eq!(server.machine.poll_timeout(), Some(closed_at + 2 * INTERVAL));
+        server.now = closed_at + 2 * INTERVAL;
+        let lost = server.machine.handle_timeout(server.now);
+        assert_eq!(lost, Err(ConnectionError::CloseUnanswered(VB)));
+        let left = server.machine.into_streams();
+        assert!(matches!(left[..], [(VB, _)]), "it goes on elsewhere");
+    }
+}
+
+#[test]
+fn close_that_is_answered_is_not_waited_for() {
+    const INTERVAL: Duration = Duration::from_secs(20);
+    let config = ConnectionConfig { noop_interval: Some(INTERVAL), ..config() };
+    let mut server = Harness::streaming(config);
+    server.machine.close_stream(server.now, VB);
+    answer(&mut server, Status::SUCCESS);
+    server.now += INTERVAL;
+    server.play();
+    assert_eq!(server.machine.poll_timeout(), Some(server.now + 2 * INTERVAL), "silence");
+    server.now += INTERVAL;
+    assert_eq!(server.machine.handle_timeout(server.now), Ok(()));
 }
 
 #[test]

@@ -294,7 +294,7 @@ fn rule_08_an_existing_stream_is_closed_and_opened_again() {
 fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     let mut server = Harness::new(config());
     let first = server.open(StreamPosition::new(Position::EARLIEST));
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     assert_eq!(server.sent(), [Sent::Close(first.opaque)]);
     closed(&mut server, first.opaque);
     let events = server.events();
@@ -307,7 +307,7 @@ fn rule_08_a_stream_that_is_closed_while_it_is_asked_for_stays_closed() {
     let second = server.open(StreamPosition::new(Position::EARLIEST));
     server.answer(Status::KEY_EEXISTS, &[]).play();
     assert_eq!(server.sent(), [Sent::Close(second.opaque)]);
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     closed(&mut server, second.opaque);
     let events = server.events();
     assert!(
@@ -342,7 +342,7 @@ fn closed(server: &mut Harness, opaque: Opaque) {
 fn rule_09_what_is_dropped_counts_all_the_same() {
     let mut server = Harness::streaming(config());
     server.machine.take_held();
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     server.marker(0, 5).mutation(5).end(StreamEndReason::CLOSED).play();
     assert_eq!(server.machine.held(), 44 + 55 + 8 + 28);
     assert_eq!(server.seqnos(), Vec::<u64>::new());
@@ -484,7 +484,7 @@ fn rule_10_an_end_that_is_lost_once_it_was_asked_for_is_not_waited_for() {
     server.marker(0, 1).mutation(1).play();
     assert!(!server.machine.has_lost_end(VB, Seqno(3)));
     assert!(server.machine.has_lost_end(VB, Seqno(1)));
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     assert!(!server.machine.has_lost_end(VB, Seqno(1)), "it is closed once");
     server.reopen_until(config(), Seqno(3));
     assert_eq!(server.requested_up_to(1).end, 1);
@@ -530,7 +530,7 @@ fn rule_10_a_node_that_does_not_say_what_it_has_has_refused_the_stream() {
     // One that is closed before it was asked for is unknown to the server.
     let begin = StreamPosition::new(Position::EARLIEST).with_end(EndKind::Latest);
     server.machine.open_stream(VB, Seqno(3), begin).unwrap();
-    server.machine.close_stream(VB);
+    server.machine.close_stream(server.now, VB);
     let events = server.events();
     let [Event::StreamEnded { cause: EndCause::Closed, .. }] = &events[..] else {
         panic!("{events:?}")

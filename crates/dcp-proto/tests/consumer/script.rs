@@ -92,7 +92,7 @@ impl Script {
                 return Ok(());
             }
             ["CLOSE"] => {
-                self.server.machine.close_stream(VB);
+                self.server.machine.close_stream(self.server.now, VB);
                 Vec::new()
             }
             ["AGAIN"] => {

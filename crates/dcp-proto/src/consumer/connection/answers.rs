@@ -199,6 +199,8 @@ impl Connection {
                 stream.reopen = true;
                 stream.reopened = true;
                 send_close(stream, &mut self.transmit);
+                let opaque = stream.opaque;
+                self.await_close(self.handled_at, vbid, opaque);
                 Ok(())
             }
             status => {

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
-use dcp_wire::{Frame, Seqno, Status, Vbid};
+use dcp_wire::{Frame, Opaque, Seqno, Status, Vbid};
 
 use self::requests::Requests;
 use self::stream_request::RequestContext;
@@ -133,6 +133,11 @@ pub struct Connection {
     pub(super) heard_at: Instant,
     /// Bytes of the packet that was incomplete at that moment.
     pub(super) incomplete: usize,
+    /// When the bytes arrived that are being handled.
+    pub(super) handled_at: Instant,
+    /// Closes of streams that are to go on elsewhere, oldest first: when each was sent. Those that
+    /// were answered may be among them.
+    closes: VecDeque<(Instant, Vbid, Opaque)>,
     pub(super) stats: ConnectionStats,
     requests: Requests,
 }
@@ -154,6 +159,8 @@ impl Connection {
             events: VecDeque::new(),
             heard_at: now,
             incomplete: 0,
+            handled_at: now,
+            closes: VecDeque::new(),
             stats: ConnectionStats::default(),
             requests: Requests::default(),
             config,
@@ -188,10 +195,16 @@ impl Connection {
     /// Input: time has passed.
     ///
     /// # Errors
-    /// [`ConnectionError::Idle`] if the connection is dead.
+    /// [`ConnectionError::Idle`] if the connection is dead, [`ConnectionError::CloseUnanswered`] if the
+    /// server does not answer the close of a stream.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ConnectionError> {
         if self.dead_at().is_some_and(|at| now >= at) {
             return Err(ConnectionError::Idle);
+        }
+        if let Some((at, vbid)) = self.close_overdue_at()
+            && now >= at
+        {
+            return Err(ConnectionError::CloseUnanswered(vbid));
         }
         self.acknowledge(now);
         Ok(())
@@ -264,8 +277,10 @@ impl Connection {
     }
 
     /// Command: closes a stream, if there is one. [`Event::StreamEnded`] follows, unless it has
-    /// been reported.
-    pub fn close_stream(&mut self, vbid: Vbid) {
+    /// been reported. A server that has not answered after the time in which a silent connection is
+    /// found dead never will: it may answer noops and nothing else, and a vBucket that waits for it
+    /// would wait for ever.
+    pub fn close_stream(&mut self, now: Instant, vbid: Vbid) {
         let Some(Some(stream)) = self.streams.get_mut(vbid.index()) else { return };
         // A stream that is being closed in order to be reopened stays closed.
         stream.reopen = false;
@@ -277,9 +292,32 @@ impl Connection {
             State::Requested | State::Streaming | State::Persisting => {
                 stream.state = State::Closing;
                 send_close(stream, &mut self.transmit);
+                let opaque = stream.opaque;
+                self.await_close(now, vbid, opaque);
                 self.discard(vbid);
             }
         }
+    }
+
+    /// Notes that a close was sent whose answer a vBucket waits for.
+    pub(super) fn await_close(&mut self, now: Instant, vbid: Vbid, opaque: Opaque) {
+        while self.closes.front().is_some_and(|close| !self.awaits(close)) {
+            self.closes.pop_front();
+        }
+        self.closes.push_back((now, vbid, opaque));
+    }
+
+    /// Whether a close has not been answered.
+    fn awaits(&self, &(_, vbid, opaque): &(Instant, Vbid, Opaque)) -> bool {
+        let stream = self.streams.get(vbid.index()).and_then(Option::as_deref);
+        stream.is_some_and(|stream| stream.opaque == opaque && stream.state == State::Closing)
+    }
+
+    /// When the oldest close that has not been answered is overdue, and its vBucket.
+    fn close_overdue_at(&self) -> Option<(Instant, Vbid)> {
+        let interval = self.config.noop_interval?;
+        let (sent_at, vbid, _) = *self.closes.iter().find(|close| self.awaits(close))?;
+        Some((noop::dead_at(sent_at, interval), vbid))
     }
 
     /// Command: the application has processed `bytes` of what was held.
@@ -329,7 +367,8 @@ impl Connection {
     /// Output: when [`handle_timeout`](Self::handle_timeout) wants to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        [self.dead_at(), self.window.deadline()].into_iter().flatten().min()
+        let close = self.close_overdue_at().map(|(at, _)| at);
+        [self.dead_at(), self.window.deadline(), close].into_iter().flatten().min()
     }
 
     /// The last seqno of a vBucket that was given to the sink; `None` unless it streams here.

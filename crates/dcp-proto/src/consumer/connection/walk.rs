@@ -37,6 +37,7 @@ impl Connection {
         sink: &mut S,
     ) -> Result<Walk, ConnectionError> {
         let mut walk = Walk::default();
+        self.handled_at = now;
         let (mut packets, mut row_bytes) = (0, 0);
         if !self.newly_persisted.is_empty() {
             self.deliver_persisted(limit, &mut walk, &mut row_bytes, sink)?;
