@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_proto::checkpoint::CheckpointError;
-use dcp_proto::consumer::ProtocolError;
+use dcp_proto::consumer::{Failure, ProtocolError};
 use dcp_proto::topology::Address;
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
 
@@ -82,6 +82,18 @@ impl ErrorKind {
 
     const fn is_retryable(self) -> bool {
         matches!(self, Self::Connect | Self::ConnectionLost | Self::Timeout)
+    }
+}
+
+impl From<Failure> for ErrorKind {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Authentication => Self::Authentication,
+            Failure::AccessDenied => Self::AccessDenied,
+            Failure::BucketNotFound => Self::BucketNotFound,
+            Failure::Unsupported => Self::Unsupported,
+            Failure::Refused => Self::Status,
+        }
     }
 }
 

@@ -64,7 +64,7 @@ pub use magic::Magic;
 pub use opcode::Opcode;
 pub use reader::Reader;
 pub use seqno::{Cas, Opaque, RevSeqno, Seqno, StreamId};
-pub use status::Status;
+pub use status::{Status, StatusClass};
 pub use vbucket::{Vbid, Vbuuid};
 
 /// Default limit of the body in bytes. This is the server's own limit: 20 MiB of document, 1 MiB of

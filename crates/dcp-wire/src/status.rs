@@ -160,7 +160,153 @@ wire_enum! {
     }
 }
 
+/// What a status says, to whoever gets it in answer to something other than a document's operation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum StatusClass {
+    /// The request succeeded.
+    Success,
+    /// The exchange is not over.
+    Continues,
+    /// The client's position is not on the server's history.
+    Rollback,
+    /// Seqnos contradict each other or the server's.
+    OutOfRange,
+    /// What the request names does not exist.
+    NotFound,
+    /// What the request creates exists.
+    Exists,
+    /// Another node has the vBucket.
+    Moved,
+    /// The node does not know the scope or collection.
+    UnknownCollection,
+    /// The node has no collections manifest, or an older one than the client.
+    Manifest,
+    /// The user name, password or token is wrong.
+    LoginRefused,
+    /// The user lacks a privilege.
+    Denied,
+    /// The connection has lost its login or its bucket.
+    Invalidated,
+    /// The server is starting, busy or rebalancing: the same request may succeed later.
+    Temporary,
+    /// The server does not know the request, or refuses it in this form.
+    Unsupported,
+    /// The server failed.
+    Failed,
+    /// The server cannot read its disk.
+    Unreadable,
+    /// An answer to operations on documents, streams of other connections and range scans only.
+    Elsewhere,
+    /// A status that this version does not know.
+    Unknown,
+}
+
+impl StatusClass {
+    /// Every class.
+    pub const ALL: [Self; 18] = [
+        Self::Success,
+        Self::Continues,
+        Self::Rollback,
+        Self::OutOfRange,
+        Self::NotFound,
+        Self::Exists,
+        Self::Moved,
+        Self::UnknownCollection,
+        Self::Manifest,
+        Self::LoginRefused,
+        Self::Denied,
+        Self::Invalidated,
+        Self::Temporary,
+        Self::Unsupported,
+        Self::Failed,
+        Self::Unreadable,
+        Self::Elsewhere,
+        Self::Unknown,
+    ];
+}
+
 impl Status {
+    /// What the status says. Every [known](Self::KNOWN) one has a class of its own choice.
+    #[must_use]
+    pub const fn class(self) -> StatusClass {
+        match self {
+            Self::SUCCESS => StatusClass::Success,
+            Self::AUTH_CONTINUE => StatusClass::Continues,
+            Self::ROLLBACK => StatusClass::Rollback,
+            Self::ERANGE => StatusClass::OutOfRange,
+            Self::KEY_ENOENT => StatusClass::NotFound,
+            Self::KEY_EEXISTS => StatusClass::Exists,
+            Self::NOT_MY_VBUCKET => StatusClass::Moved,
+            Self::UNKNOWN_COLLECTION | Self::UNKNOWN_SCOPE => StatusClass::UnknownCollection,
+            Self::NO_COLLECTIONS_MANIFEST | Self::COLLECTIONS_MANIFEST_IS_AHEAD => {
+                StatusClass::Manifest
+            }
+            Self::AUTH_ERROR => StatusClass::LoginRefused,
+            Self::EACCESS => StatusClass::Denied,
+            Self::NO_BUCKET | Self::AUTH_STALE => StatusClass::Invalidated,
+            Self::EBUSY
+            | Self::ENOMEM
+            | Self::ETMPFAIL
+            | Self::EWOULDTHROTTLE
+            | Self::BUCKET_PAUSED
+            | Self::ECONFIG_ONLY
+            | Self::NOT_INITIALIZED
+            | Self::RATE_LIMITED_MAX_COMMANDS
+            | Self::RATE_LIMITED_MAX_CONNECTIONS
+            | Self::RATE_LIMITED_NETWORK_EGRESS
+            | Self::RATE_LIMITED_NETWORK_INGRESS => StatusClass::Temporary,
+            Self::EINVAL
+            | Self::NOT_SUPPORTED
+            | Self::UNKNOWN_COMMAND
+            | Self::DCP_STREAMID_INVALID => StatusClass::Unsupported,
+            Self::EINTERNAL | Self::CANCELLED => StatusClass::Failed,
+            Self::ENCRYPTION_KEY_NOT_AVAILABLE | Self::CHECKSUM_MISMATCH => StatusClass::Unreadable,
+            Self::E2BIG
+            | Self::NOT_STORED
+            | Self::DELTA_BADVAL
+            | Self::LOCKED
+            | Self::DCP_STREAM_NOT_FOUND
+            | Self::OPAQUE_NO_MATCH
+            | Self::NOT_LOCKED
+            | Self::CAS_VALUE_INVALID
+            | Self::EXPIRY_OVERFLOW
+            | Self::LOCK_EXPIRY_OVERFLOW
+            | Self::SCOPE_SIZE_LIMIT_EXCEEDED
+            | Self::BUCKET_SIZE_LIMIT_EXCEEDED
+            | Self::BUCKET_RESIDENT_RATIO_TOO_LOW
+            | Self::BUCKET_DATA_SIZE_TOO_BIG
+            | Self::BUCKET_DISK_SPACE_TOO_LOW
+            | Self::UNKNOWN_FRAME_INFO
+            | Self::XATTR_EINVAL
+            | Self::CANNOT_APPLY_COLLECTIONS_MANIFEST
+            | Self::DURABILITY_INVALID_LEVEL
+            | Self::DURABILITY_IMPOSSIBLE
+            | Self::SYNC_WRITE_IN_PROGRESS
+            | Self::SYNC_WRITE_AMBIGUOUS
+            | Self::SYNC_WRITE_RE_COMMIT_IN_PROGRESS
+            | Self::RANGE_SCAN_CANCELLED
+            | Self::RANGE_SCAN_MORE
+            | Self::RANGE_SCAN_COMPLETE
+            | Self::VB_UUID_NOT_EQUAL
+            | Self::SUBDOC_PATH_ENOENT
+            | Self::SUBDOC_PATH_MISMATCH
+            | Self::SUBDOC_PATH_EINVAL
+            | Self::SUBDOC_PATH_E2BIG
+            | Self::SUBDOC_DOC_E2DEEP
+            | Self::SUBDOC_VALUE_CANTINSERT
+            | Self::SUBDOC_DOC_NOTJSON
+            | Self::SUBDOC_NUM_ERANGE
+            | Self::SUBDOC_DELTA_EINVAL
+            | Self::SUBDOC_PATH_EEXISTS
+            | Self::SUBDOC_VALUE_ETOODEEP
+            | Self::SUBDOC_INVALID_COMBO
+            | Self::SUBDOC_MULTI_PATH_FAILURE
+            | Self::SUBDOC_SUCCESS_DELETED
+            | Self::SUBDOC_MULTI_PATH_FAILURE_DELETED => StatusClass::Elsewhere,
+            _ => StatusClass::Unknown,
+        }
+    }
+
     /// Whether the request succeeded.
     #[must_use]
     pub const fn is_success(self) -> bool {
@@ -170,19 +316,23 @@ impl Status {
     /// Whether the server is starting, busy or rebalancing: the same request may succeed later.
     #[must_use]
     pub const fn is_temporary(self) -> bool {
-        matches!(
-            self,
-            Self::EBUSY
-                | Self::ENOMEM
-                | Self::ETMPFAIL
-                | Self::EWOULDTHROTTLE
-                | Self::BUCKET_PAUSED
-                | Self::ECONFIG_ONLY
-                | Self::NOT_INITIALIZED
-                | Self::RATE_LIMITED_MAX_COMMANDS
-                | Self::RATE_LIMITED_MAX_CONNECTIONS
-                | Self::RATE_LIMITED_NETWORK_EGRESS
-                | Self::RATE_LIMITED_NETWORK_INGRESS
-        )
+        matches!(self.class(), StatusClass::Temporary)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn status_that_is_known_has_a_class() {
+        for status in Status::KNOWN {
+            assert_ne!(status.class(), StatusClass::Unknown, "{status}");
+        }
+        assert_eq!(Status(0x5555).class(), StatusClass::Unknown);
+        for class in StatusClass::ALL {
+            let is_used = Status::KNOWN.iter().any(|status| status.class() == class);
+            assert_eq!(is_used, class != StatusClass::Unknown, "{class:?}");
+        }
     }
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 
 use dcp_proto::OnRollback;
 use dcp_proto::consumer::{
-    BootstrapOutcome, ClusterConfig, Connection, ConnectionConfig, Delivery, Event, StreamFilter,
+    BootstrapOutcome, ClusterConfig, Connection, ConnectionConfig, Delivery, Event, Reaction, Step,
+    StreamFilter,
 };
 use dcp_proto::topology::{Address, BucketConfig, Manifest, Network};
 use dcp_wire::message::Control;
-use dcp_wire::{Feature, MAX_BODY_LEN, Opcode, Seqno, Status, Vbid};
+use dcp_wire::{Feature, MAX_BODY_LEN, Opcode, Seqno, Vbid};
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;
 use tokio::task::JoinSet;
@@ -233,24 +234,19 @@ impl Bucket {
         }
         // The server refuses on purpose what it has never granted to this client.
         let was_granted = self.has_opened_dcp.load(Ordering::Relaxed);
-        match (error.kind(), error.opcode()) {
-            (ErrorKind::Config | ErrorKind::Closed | ErrorKind::Checkpoint, _) => false,
-            // A setting that earlier streams may not have needed.
-            (ErrorKind::Unsupported, Some(Opcode::DCP_CONTROL)) => false,
-            (ErrorKind::Unsupported, _)
-            | (ErrorKind::AccessDenied, Some(Opcode::DCP_OPEN))
-            | (ErrorKind::Status, Some(Opcode::HELLO | Opcode::DCP_OPEN)) => was_granted,
-            // A request that the user may not make, or that the server does not know.
-            (ErrorKind::Status, opcode) if opcode != Some(Opcode::GET_CLUSTER_CONFIG) => !matches!(
-                error.status(),
-                Some(
-                    Status::EACCESS
-                        | Status::EINVAL
-                        | Status::NOT_SUPPORTED
-                        | Status::UNKNOWN_COMMAND
-                )
-            ),
-            _ => true,
+        let refused = error.opcode().and_then(Step::of).zip(error.status());
+        match (error.kind(), refused) {
+            (_, Some((step, status))) => match Reaction::to(step, status) {
+                Reaction::Fail(_) => false,
+                // Whether a stream or an observation was granted, its task knows.
+                Reaction::RetryOnceGranted(_) => {
+                    was_granted && matches!(step, Step::Hello | Step::Open)
+                }
+                _ => true,
+            },
+            (ErrorKind::Config | ErrorKind::Closed | ErrorKind::Checkpoint, None) => false,
+            (ErrorKind::Unsupported, None) => was_granted,
+            (_, None) => true,
         }
     }
 

@@ -2,6 +2,7 @@ use std::net::SocketAddr;
 
 use dcp_test::login::{Login, PASSWORD, USERNAME};
 use dcp_test::peer::Peer;
+use dcp_wire::Status;
 use dcp_wire::message::encode_vb_seqnos;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use dcp_proto::consumer::BootstrapError;
+use dcp_proto::consumer::{BootstrapError, Reaction, Step};
 use dcp_proto::topology::Address;
 use dcp_wire::message::Control;
 use dcp_wire::{DecodeError, Opcode};
@@ -79,8 +79,11 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
         E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
         E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
-        E::ControlRefused { status, .. } if status.is_temporary() => ErrorKind::Status,
-        E::FeatureMissing(_) | E::ControlRefused { .. } => ErrorKind::Unsupported,
+        E::ControlRefused { status, .. } => match Reaction::to(Step::RequiredControl, *status) {
+            Reaction::Fail(failure) => failure.into(),
+            _ => ErrorKind::Status,
+        },
+        E::FeatureMissing(_) => ErrorKind::Unsupported,
         // A node that has just started receives it within seconds.
         E::NoConfig { .. } => ErrorKind::Connect,
         E::Status { .. } => ErrorKind::Status,

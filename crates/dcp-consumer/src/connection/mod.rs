@@ -11,7 +11,9 @@ use std::task::Poll;
 use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
-use dcp_proto::consumer::{Connection, ConnectionConfig, ConnectionError, Event, Limit};
+use dcp_proto::consumer::{
+    Connection, ConnectionConfig, ConnectionError, Event, Limit, Reaction, Step,
+};
 use dcp_proto::topology::Address;
 use dcp_proto::{Change, ChangeSink, Rollback, SinkError};
 use dcp_wire::{Opcode, Status};
@@ -100,7 +102,12 @@ impl Lost {
 
 /// The error of a request that the server refused.
 pub(crate) fn refused(opcode: Opcode, status: Status) -> crate::Error {
-    crate::Error::new(ErrorKind::Status, format!("the server refused {opcode} ({status})"))
+    let reaction = Step::of(opcode).map(|step| Reaction::to(step, status));
+    let kind = match reaction {
+        Some(Reaction::Fail(failure) | Reaction::RetryOnceGranted(failure)) => failure.into(),
+        _ => ErrorKind::Status,
+    };
+    crate::Error::new(kind, format!("the server refused {opcode} ({status})"))
         .with_status(status)
         .with_opcode(opcode)
 }

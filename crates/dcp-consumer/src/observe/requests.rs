@@ -279,6 +279,9 @@ mod tests {
         }
         let error = read(refused(Status::EACCESS)).unwrap_err();
         assert_eq!(error.opcode(), Some(Opcode::DCP_STREAM_REQ));
-        assert_eq!((error.kind(), error.status()), (ErrorKind::Status, Some(Status::EACCESS)));
+        assert_eq!(
+            (error.kind(), error.status()),
+            (ErrorKind::AccessDenied, Some(Status::EACCESS))
+        );
     }
 }

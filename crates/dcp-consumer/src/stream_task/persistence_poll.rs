@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use dcp_proto::consumer::{Failure, Reaction, Step};
 use dcp_proto::topology::Address;
-use dcp_wire::{Status, Vbid, Vbuuid};
+use dcp_wire::{Vbid, Vbuuid};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
@@ -69,17 +70,14 @@ async fn ask(
 
 /// Whether a retry can help.
 fn failure(error: Error) -> Polled {
-    let (kind, message) = match error.status() {
-        Some(Status::EACCESS) => (
-            ErrorKind::AccessDenied,
-            "the user may not observe persisted seqnos, which reading only persisted changes \
-             needs: grant the role 'Data DCP Reader' (data_dcp_reader)",
-        ),
-        Some(Status::UNKNOWN_COMMAND | Status::NOT_SUPPORTED) => (
-            ErrorKind::Unsupported,
-            "the server does not support OBSERVE_SEQNO: read unpersisted changes as well",
-        ),
-        _ => return Polled::Lost(error),
+    let reaction = error.status().map(|status| Reaction::to(Step::ObserveSeqno, status));
+    let Some(Reaction::RetryOnceGranted(failure)) = reaction else { return Polled::Lost(error) };
+    let message = match failure {
+        Failure::AccessDenied => {
+            "the user may not observe persisted seqnos, which reading only persisted changes needs: \
+             grant the role 'Data DCP Reader' (data_dcp_reader)"
+        }
+        _ => "the server does not support OBSERVE_SEQNO: read unpersisted changes as well",
     };
-    Polled::Refused(Error::new(kind, message).with_source(error))
+    Polled::Refused(Error::new(failure.into(), message).with_source(error))
 }

@@ -1,4 +1,4 @@
-//! Every request of a set-up, refused with every status: what is temporary is waited for.
+//! Every request of a set-up, refused with every status: what follows is what the table says.
 //!
 //! The cluster is in memory and time is simulated, so that waiting takes no time.
 
@@ -13,6 +13,7 @@ use dcp_consumer::{
     StreamOptions, Transport,
 };
 use dcp_producer::{Producer, ProducerOptions, WriteOptions, parse_rules};
+use dcp_proto::consumer::{Reaction, Step};
 use dcp_proto::topology::Address;
 use dcp_test::with;
 use dcp_wire::{Opcode, Seqno, Status, Vbid};
@@ -132,37 +133,13 @@ fn assert_consistent(error: &Error, case: &str) {
     assert!(!is_temporary || waits || error.kind() == K::Status, "{case}: {error:?}");
 }
 
-/// The refusals that end a stream at once, and with what; all others are waited for.
+/// The refusals that end a stream at once, and with what; all others are waited for, or passed over.
 ///
 /// A client that has opened DCP before (`was_open`) may read: nodes refuse what they know only later.
 fn ends(opcode: Opcode, status: Status, was_open: bool) -> Option<ErrorKind> {
-    use ErrorKind as K;
-
-    if TEMPORARY.contains(&status) {
-        return None;
-    }
-    let is_unknown =
-        matches!(status, Status::EINVAL | Status::NOT_SUPPORTED | Status::UNKNOWN_COMMAND);
-    let is_denied = status == Status::EACCESS;
-    match opcode {
-        Opcode::HELLO | Opcode::DCP_OPEN if was_open => None,
-        Opcode::HELLO | Opcode::DCP_OPEN if is_denied => Some(K::AccessDenied),
-        Opcode::HELLO | Opcode::DCP_OPEN => Some(K::Status),
-        // Without support for either, there are no collections.
-        Opcode::SELECT_BUCKET if status == Status::NOT_SUPPORTED => {
-            (!was_open).then_some(K::Unsupported)
-        }
-        Opcode::GET_COLLECTIONS_MANIFEST if is_unknown => None,
-        Opcode::SASL_AUTH | Opcode::SASL_STEP | Opcode::SELECT_BUCKET if is_denied => None,
-        Opcode::GET_CLUSTER_CONFIG => None,
-        Opcode::DCP_CONTROL => Some(K::Unsupported),
-        Opcode::DCP_STREAM_REQ if is_denied && was_open => None,
-        Opcode::DCP_STREAM_REQ if status == Status::KEY_ENOENT => (!was_open).then_some(K::Status),
-        Opcode::DCP_STREAM_REQ if status == Status::DCP_STREAMID_INVALID => Some(K::Status),
-        // It has observed before.
-        Opcode::OBSERVE_SEQNO => None,
-        _ if is_denied => Some(K::AccessDenied),
-        _ if is_unknown => Some(K::Status),
+    match Reaction::to(Step::of(opcode).expect("a step of the consumer's"), status) {
+        Reaction::Fail(failure) => Some(failure.into()),
+        Reaction::RetryOnceGranted(failure) => (!was_open).then(|| failure.into()),
         _ => None,
     }
 }
@@ -251,25 +228,24 @@ async fn connect_waits_for_every_temporary_refusal_and_nothing_else() {
         let begun = Instant::now();
         let connected = connect(&producer).await;
         assert_refused(&producer, &case);
-        // A node that has no map of the bucket yet is starting, too.
-        let is_starting = opcode == Opcode::GET_CLUSTER_CONFIG
-            && matches!(status, Status::KEY_ENOENT | Status::NO_BUCKET);
-        let has_no_collections = opcode == Opcode::GET_COLLECTIONS_MANIFEST
-            && matches!(
-                status,
-                Status::NO_COLLECTIONS_MANIFEST
-                    | Status::EINVAL
-                    | Status::NOT_SUPPORTED
-                    | Status::UNKNOWN_COMMAND
-            );
-        let waits = TEMPORARY.contains(&status) || is_starting;
-        assert_eq!(connected.is_ok(), waits || has_no_collections, "{case}: {connected:?}");
-        match connected {
-            Ok(_) => assert_eq!(begun.elapsed() > Duration::from_millis(20), waits, "{case}"),
-            Err(error) => {
-                assert!(!error.is_retryable(), "{case}: {error:?}");
-                assert_consistent(&error, &case);
+        let waited = begun.elapsed() > Duration::from_millis(20);
+        let error = connected.as_ref().err();
+        let kind = error.map(Error::kind);
+        match Reaction::to(Step::of(opcode).expect("a step of the consumer's"), status) {
+            Reaction::Retry => assert_eq!((kind, waited), (None, true), "{case}"),
+            Reaction::GoWithout => assert_eq!((kind, waited), (None, false), "{case}"),
+            Reaction::Fail(failure)
+            | Reaction::RetryOnceConnected(failure)
+            | Reaction::RetryOnceGranted(failure) => {
+                assert_eq!(kind, Some(failure.into()), "{case}: {error:?}");
             }
+            // The exchange goes on, but the challenge is empty.
+            Reaction::Use => assert_eq!(kind, Some(ErrorKind::Authentication), "{case}"),
+            reaction => panic!("{case}: {reaction:?} is for streams"),
+        }
+        if let Some(error) = error {
+            assert!(!error.is_retryable(), "{case}: {error:?}");
+            assert_consistent(error, &case);
         }
     }
 }
@@ -305,23 +281,29 @@ async fn refusal_that_stays_temporary_ends_with_its_status_at_the_timeout() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn observe_waits_for_every_temporary_refusal() {
-    for opcode in [
+async fn observe_outlives_every_refusal_that_the_table_does_not_end_it_for() {
+    let requests = [
         Opcode::STAT,
         Opcode::GET_ALL_VB_SEQNOS,
         Opcode::DCP_GET_FAILOVER_LOG,
         Opcode::OBSERVE_SEQNO,
-    ] {
-        for status in TEMPORARY {
-            let case = format!("{opcode} answered {status}");
-            let producer = cluster().await;
-            let mut observer = connect(&producer).await.unwrap().observer().unwrap();
-            refuse(&producer, opcode, status, Some(2));
-            let seen = timeout(ANSWER_TIMEOUT, observer.observe(&[Vbid(0)].into(), true)).await;
-            let seen = seen.expect("it stalls").unwrap_or_else(|error| panic!("{case}: {error}"));
-            assert_refused(&producer, &case);
+    ];
+    let mut counts = (0, 0);
+    for (opcode, status, case) in cases(&requests) {
+        let producer = cluster().await;
+        let mut observer = connect(&producer).await.unwrap().observer().unwrap();
+        refuse(&producer, opcode, status, Some(2));
+        let seen = timeout(ANSWER_TIMEOUT, observer.observe(&[Vbid(0)].into(), true)).await;
+        let seen = seen.unwrap_or_else(|_| panic!("{case}: it stalls"));
+        assert_refused(&producer, &case);
+        let goes_without = opcode == Opcode::STAT
+            && Reaction::to(Step::PurgeSeqnos, status) == Reaction::GoWithout;
+        if let Ok(seen) = &seen {
             let seen = &seen[&Vbid(0)];
-            assert_eq!((seen.high_seqno, seen.purge_seqno), (Seqno(1), Some(Seqno(0))), "{case}");
+            let purge_seqno = (!goes_without).then_some(Seqno(0));
+            assert_eq!((seen.high_seqno, seen.purge_seqno), (Seqno(1), purge_seqno), "{case}");
         }
+        assert_outcome(seen.map(drop), ends(opcode, status, false), &case, &mut counts);
     }
+    assert_eq!(counts.0 + counts.1, requests.len() * (Status::KNOWN.len() - 1));
 }

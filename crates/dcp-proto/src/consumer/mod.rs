@@ -8,6 +8,7 @@ mod event;
 mod inflated;
 mod noop;
 mod opaque;
+mod reaction;
 mod stats;
 mod stream;
 mod unpersisted;
@@ -23,5 +24,6 @@ pub use error::{
     ApiMisuse, ConnectionError, Misbehaviour, OpenStreamError, ProtocolError, ProtocolErrorKind,
 };
 pub use event::{CollectionSeqnos, EndCause, EndKind, Event, PositionUpdate, StreamPosition};
+pub use reaction::{AfterEnd, Failure, Reaction, Step};
 pub use stats::ConnectionStats;
 pub use unpersisted::Unpersisted;

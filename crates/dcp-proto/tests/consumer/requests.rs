@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dcp_proto::consumer::{
     Connection, ConnectionConfig, ConnectionError, Delivery, EndCause, Event, OpenStreamError,
-    ProtocolErrorKind, StreamFilter, StreamPosition,
+    ProtocolErrorKind, Reaction, Step, StreamFilter, StreamPosition,
 };
 use dcp_proto::{FailoverLog, OnRollback, Position, Snapshot};
 use dcp_test::bucket::{BRANCH, VBucket, docs};
@@ -279,6 +279,115 @@ fn rollback_probe_ends_where_it_begins_and_is_answered_like_a_stream() {
             status => assert_eq!(*cause, refused(status)),
         }
         assert!(server.machine.is_unused() && server.sent().is_empty());
+    }
+}
+
+/// Every refusal, and one that no server knows yet.
+fn refusals() -> impl Iterator<Item = Status> {
+    let known = Status::KNOWN.iter().copied().filter(|status| !status.is_success());
+    known.chain([Status(0x5555)])
+}
+
+#[test]
+fn answers_to_requests_each_have_the_reaction_of_the_table() {
+    type Request = fn(&mut Connection);
+    let steps: [(Step, Request); 7] = [
+        (Step::ClusterMap, |machine| machine.request_cluster_map()),
+        (Step::Manifest, |machine| machine.request_manifest()),
+        (Step::FailoverLog, |machine| machine.request_failover_logs(&[VB])),
+        (Step::HighSeqnos, |machine| machine.request_high_seqnos()),
+        (Step::CollectionSeqnos, |machine| machine.request_collection_seqnos(&[CollectionId(9)])),
+        (Step::ObserveSeqno, |machine| machine.request_observed_seqnos(&[(VB, Vbuuid(1))])),
+        (Step::PurgeSeqnos, |machine| machine.request_purge_seqnos()),
+    ];
+    for (step, request) in steps {
+        for status in refusals() {
+            let (mut server, requests) = asked(request);
+            answer(&mut server, &requests[0], status, b"{}");
+            let case = format!("{step:?} answered {status}");
+            let played = server.try_play();
+            if Reaction::is_to_reconnect(status) {
+                let opcode = step.opcode();
+                let lost = Err(ConnectionError::Invalidated { opcode, status });
+                assert_eq!(played.map(drop), lost, "{case}");
+                continue;
+            }
+            assert!(played.is_ok(), "{case}");
+            assert!(server.machine.is_unused(), "{case}");
+            let events = server.events();
+            let [event] = &events[..] else { panic!("{case}: {events:?}") };
+            match (Reaction::to(step, status), event) {
+                (Reaction::Use, Event::ObservedSeqno(seen)) => assert_eq!(seen.vbuuid, Vbuuid(0)),
+                (Reaction::Use, Event::CollectionSeqnos(all)) => {
+                    assert_eq!(all[0].seqnos, Ok(vec![]));
+                }
+                (Reaction::Use, event) => panic!("{case}: {event:?}"),
+                (_, Event::CollectionSeqnos(all)) => assert_eq!(all[0].seqnos, Err(status)),
+                (Reaction::GoWithout, Event::Manifest(None) | Event::PurgeSeqnos(None))
+                | (Reaction::FollowMap, Event::ClusterMap(_)) => {}
+                (Reaction::GoWithout | Reaction::FollowMap, event) => panic!("{case}: {event:?}"),
+                (_, event) => {
+                    assert_eq!(*event, Event::Refused { opcode: step.opcode(), status }, "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn answers_to_stream_requests_each_have_the_reaction_of_the_table() {
+    let to = 3_u64.to_be_bytes();
+    for status in refusals() {
+        let mut server = Harness::new(probing());
+        server.open(StreamPosition::new(position(5, (5, 5), &[(1, 0)])));
+        server.answer(status, &to);
+        let played = server.try_play();
+        let (events, sent) = (server.events(), server.sent());
+        let cause = match events.last() {
+            Some(Event::StreamEnded { cause, .. }) => Some(cause.clone()),
+            _ => None,
+        };
+        let rolled_back_to = match &cause {
+            Some(EndCause::RolledBack { to, .. }) => Some(to.0),
+            _ => None,
+        };
+        match Reaction::to(Step::StreamRequest, status) {
+            Reaction::Reconnect => {
+                let opcode = Opcode::DCP_STREAM_REQ;
+                let lost = Err(ConnectionError::Invalidated { opcode, status });
+                assert_eq!(played.map(drop), lost, "{status}");
+            }
+            Reaction::RollBack => assert_eq!(rolled_back_to, Some(3), "{status}"),
+            Reaction::BeginAgain => assert_eq!(rolled_back_to, Some(0), "{status}"),
+            Reaction::CloseFirst => {
+                assert!(matches!(sent[..], [Sent::Close(_)]) && cause.is_none(), "{status}");
+            }
+            _ => {
+                let refused = OpenStreamError::Refused { status, manifest_uid: None };
+                assert_eq!(cause, Some(EndCause::Refused(refused)), "{status}");
+            }
+        }
+    }
+}
+
+#[test]
+fn answers_to_closes_each_have_the_reaction_of_the_table() {
+    for status in refusals() {
+        let mut server = Harness::streaming(config());
+        server.machine.close_stream(server.now, VB);
+        let closed = Frame::response(Opcode::DCP_CLOSE_STREAM, status).with_opaque(server.opaque);
+        closed.encode(&mut server.wire).unwrap();
+        let played = server.try_play();
+        match Reaction::to(Step::CloseStream, status) {
+            Reaction::Use => {
+                let events = server.events();
+                let last = events.last();
+                let is_closed =
+                    matches!(last, Some(Event::StreamEnded { cause: EndCause::Closed, .. }));
+                assert!(is_closed, "{status}: {events:?}");
+            }
+            _ => assert!(matches!(played, Err(ConnectionError::Invalidated { .. })), "{status}"),
+        }
     }
 }
 

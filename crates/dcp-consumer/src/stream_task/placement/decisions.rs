@@ -1,6 +1,6 @@
 //! What to do with a vBucket after its stream ended or was refused.
 
-use dcp_proto::consumer::{EndCause, OpenStreamError};
+use dcp_proto::consumer::{AfterEnd, EndCause, OpenStreamError, Reaction, Step};
 use dcp_wire::message::StreamEndReason;
 use dcp_wire::{Status, Vbid};
 
@@ -44,50 +44,50 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
 }
 
 fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
-    match reason {
-        StreamEndReason::OK
-        | StreamEndReason::CLOSED
-        | StreamEndReason::DISCONNECTED
-        | StreamEndReason::SLOW => Decision::Retry(Backoff::SHORT),
-        StreamEndReason::STATE_CHANGED | StreamEndReason::ROLLBACK => Decision::Moved,
-        StreamEndReason::FILTER_EMPTY => {
+    match AfterEnd::of(reason) {
+        AfterEnd::Retry => Decision::Retry(Backoff::SHORT),
+        AfterEnd::RetrySlowly => Decision::Retry(Backoff::LONG),
+        AfterEnd::FollowMap => Decision::Moved,
+        AfterEnd::Complete => {
             tracing::warn!(target: RECONCILER, %vbid,
                 "everything in the filter was dropped: the stream ends");
             Decision::Complete
         }
-        StreamEndReason::LOST_PRIVILEGES => {
+        AfterEnd::Fail(failure) => {
             let message =
                 format!("{vbid}: the stream ended because the user lost the privilege to read it");
-            Decision::Fatal(Error::new(ErrorKind::AccessDenied, message).with_vbid(vbid))
+            Decision::Fatal(Error::new(failure.into(), message).with_vbid(vbid))
         }
-        _ => Decision::Retry(Backoff::LONG),
     }
 }
 
 fn decide_refusal(vbid: Vbid, status: Status, has_streamed: bool) -> Decision {
-    match status {
-        Status::NOT_MY_VBUCKET => Decision::Moved,
-        Status::EACCESS | Status::KEY_ENOENT if has_streamed => Decision::Retry(Backoff::SHORT),
-        // A node may learn of a new collection later than the client.
-        Status::UNKNOWN_COLLECTION | Status::UNKNOWN_SCOPE => Decision::FilterRefused,
-        Status::EACCESS
-        | Status::KEY_ENOENT
-        | Status::EINVAL
-        | Status::ERANGE
-        | Status::NOT_SUPPORTED
-        | Status::UNKNOWN_COMMAND
-        | Status::DCP_STREAMID_INVALID => Decision::Fatal(refusal(vbid, status)),
-        _ => Decision::Retry(Backoff::SHORT),
+    match Reaction::to(Step::StreamRequest, status) {
+        Reaction::FollowMap => Decision::Moved,
+        Reaction::CheckFilter => Decision::FilterRefused,
+        Reaction::RetryOnceGranted(_) if has_streamed => Decision::Retry(Backoff::SHORT),
+        // There is nothing to begin again.
+        Reaction::BeginAgain | Reaction::RetryOnceGranted(_) | Reaction::Fail(_) => {
+            Decision::Fatal(refusal(vbid, status))
+        }
+        Reaction::RetrySlowly => Decision::Retry(Backoff::LONG),
+        // What the connection could do about the rest, it has done.
+        Reaction::CloseFirst
+        | Reaction::GoWithout
+        | Reaction::Reconnect
+        | Reaction::Retry
+        | Reaction::RetryOnceConnected(_)
+        | Reaction::RollBack
+        | Reaction::Use => Decision::Retry(Backoff::SHORT),
     }
 }
 
 fn refusal(vbid: Vbid, status: Status) -> Error {
-    let (kind, message) = match status {
-        Status::EACCESS => {
-            (ErrorKind::AccessDenied, format!("{vbid}: the server refused the stream ({status})"))
-        }
-        _ => (ErrorKind::Status, format!("{vbid}: the server refused the stream ({status})")),
+    let kind = match Reaction::to(Step::StreamRequest, status) {
+        Reaction::RetryOnceGranted(failure) | Reaction::Fail(failure) => failure.into(),
+        _ => ErrorKind::Status,
     };
+    let message = format!("{vbid}: the server refused the stream ({status})");
     Error::new(kind, message).with_vbid(vbid).with_status(status)
 }
 

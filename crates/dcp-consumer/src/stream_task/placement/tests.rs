@@ -146,6 +146,9 @@ fn refusals_each_have_their_decision() {
         (Status::DCP_STREAMID_INVALID, status),
         (Status::NOT_SUPPORTED, status),
         (Status::EINTERNAL, Soon),
+        (Status::ENCRYPTION_KEY_NOT_AVAILABLE, Later),
+        (Status::SUBDOC_PATH_ENOENT, Soon),
+        (Status(0x5555), Soon),
     ];
     for (status, expected) in rows {
         let refused = OpenStreamError::Refused { status, manifest_uid: None };

@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 use super::config::{Auth, BootstrapError, ClusterConfig, ErrorContext};
 use super::{Bootstrap, Step};
 use crate::consumer::inflated::inflated;
+use crate::consumer::reaction::{self, Reaction};
 use crate::topology::{BucketConfig, GlobalConfig, Manifest};
 
 impl Bootstrap {
@@ -106,13 +107,9 @@ impl Bootstrap {
     }
 
     pub(super) fn on_manifest(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
-        self.manifest = Some(match frame.header.status() {
-            Status::SUCCESS => Manifest::parse(&body(frame)?)?,
-            // 6.x before the first manifest, and servers that know only the feature's name.
-            Status::NO_COLLECTIONS_MANIFEST
-            | Status::EINVAL
-            | Status::NOT_SUPPORTED
-            | Status::UNKNOWN_COMMAND => Manifest::default(),
+        self.manifest = Some(match Reaction::to(reaction::Step::Manifest, frame.header.status()) {
+            Reaction::Use => Manifest::parse(&body(frame)?)?,
+            Reaction::GoWithout => Manifest::default(),
             _ => return Err(refused(frame)),
         });
         Ok(())
@@ -131,8 +128,11 @@ impl Bootstrap {
             self.controls.push(setting.key);
             return Ok(());
         }
-        // A temporary refusal does not say that the server lacks the setting.
-        if setting.required || status.is_temporary() {
+        let step = match setting.required {
+            true => reaction::Step::RequiredControl,
+            false => reaction::Step::OptionalControl,
+        };
+        if Reaction::to(step, status) != Reaction::GoWithout {
             let (key, value) = (setting.key, setting.value.clone());
             return Err(BootstrapError::ControlRefused { key, value, status, context });
         }

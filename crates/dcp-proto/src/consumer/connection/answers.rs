@@ -10,7 +10,9 @@ use super::{Connection, send_close};
 use crate::consumer::inflated::inflated;
 use crate::consumer::opaque::vbid_of;
 use crate::consumer::stream::{Fault, State};
-use crate::consumer::{CollectionSeqnos, EndCause, Event, Misbehaviour, OpenStreamError};
+use crate::consumer::{
+    CollectionSeqnos, EndCause, Event, Misbehaviour, OpenStreamError, Reaction, Step,
+};
 use crate::{ChangeSink, FailoverLog, OnRollback};
 
 impl Connection {
@@ -21,7 +23,7 @@ impl Connection {
     ) -> Result<(), Fault> {
         let Header { opcode, .. } = frame.header;
         let status = frame.header.status();
-        if is_invalidating(status) {
+        if Reaction::is_to_reconnect(status) {
             return Err(Fault::Invalidated { opcode, status });
         }
         match opcode {
@@ -62,7 +64,9 @@ impl Connection {
                 let json = Bytes::from(inflated(frame)?.into_owned());
                 self.events.push_back(Event::Manifest(Some(json)));
             }
-            (Asked::Manifest, Status::NO_COLLECTIONS_MANIFEST) => {
+            (Asked::Manifest, status)
+                if Reaction::to(Step::Manifest, status) == Reaction::GoWithout =>
+            {
                 self.events.push_back(Event::Manifest(None));
             }
             (Asked::HighSeqnos { number }, Status::SUCCESS) => {
@@ -110,7 +114,9 @@ impl Connection {
                 self.events.push_back(Event::PurgeSeqnos(Some(seqnos)));
             }
             // The user may not read them.
-            (Asked::PurgeSeqnos(_), status) if !status.is_temporary() => {
+            (Asked::PurgeSeqnos(_), status)
+                if Reaction::to(Step::PurgeSeqnos, status) == Reaction::GoWithout =>
+            {
                 tracing::debug!(%status, "a node does not report its purge seqnos");
                 self.events.push_back(Event::PurgeSeqnos(None));
             }
@@ -164,8 +170,9 @@ impl Connection {
             self.stats.stale_responses += 1;
             return Ok(());
         };
-        match frame.header.status() {
-            Status::SUCCESS => {
+        let status = frame.header.status();
+        match Reaction::to(Step::StreamRequest, status) {
+            Reaction::Use => {
                 let log = FailoverLog::decode(frame.value)
                     .map_err(|_| Misbehaviour::InvalidFailoverLog)?;
                 stream.opened(log);
@@ -183,16 +190,14 @@ impl Connection {
                 }
                 Ok(())
             }
-            Status::ROLLBACK => {
+            Reaction::RollBack => {
                 let to = rollback_seqno(frame)?;
                 self.roll_back(vbid, to, sink)
             }
-            // Requests are in range unless the position is past the server's high seqno, in which
-            // case the server does not name a seqno to roll back to.
-            Status::ERANGE if stream.position.seqno != Seqno::ZERO => {
+            Reaction::BeginAgain if stream.position.seqno != Seqno::ZERO => {
                 self.roll_back(vbid, Seqno::ZERO, sink)
             }
-            Status::KEY_EEXISTS if !stream.reopened => {
+            Reaction::CloseFirst if !stream.reopened => {
                 // Adopting that stream would mean adopting an unknown position: close it, then
                 // request a new one.
                 stream.state = State::Closing;
@@ -203,7 +208,7 @@ impl Connection {
                 self.await_close(self.handled_at, vbid, opaque);
                 Ok(())
             }
-            status => {
+            _ => {
                 self.refused(vbid, status, frame);
                 Ok(())
             }
@@ -291,16 +296,6 @@ impl Connection {
         stream.restart(self.opaques.vbucket(vbid));
         self.request(vbid);
     }
-}
-
-/// Whether a refusal concerns the connection and not the request: the server's error map gives these
-/// the attribute `conn-state-invalidated`. EINTERNAL has it too, but may concern one vBucket, which
-/// must not end the streams of the others.
-const fn is_invalidating(status: Status) -> bool {
-    matches!(
-        status,
-        Status::NO_BUCKET | Status::AUTH_STALE | Status::AUTH_ERROR | Status::NOT_INITIALIZED
-    )
 }
 
 /// Reads `vb_17:purge_seqno` and ignores the other statistics.
