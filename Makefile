@@ -110,6 +110,9 @@ sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes th
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/interop/test_go_sdk.py -k guide_names
 
+server-tables: .rust ## Write the tables of docs/reference/servers.md from those in the code
+	@DCP_SERVER_TABLES=1 $(CARGO) test -p dcp-consumer --test integration --locked --quiet server_page
+
 notebooks: .java .installed-test ## Run the notebooks of docs/notebooks and save their output
 	@$(PY) scripts/notebooks.py $(ARGS)
 
@@ -295,5 +298,5 @@ $(STATE)/lowest.stamp: $(STATE)/wheel.stamp $(STATE)/lowest-packages.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 .installed-lowest: .rust $(STATE)/lowest.stamp
 
-.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table notebooks defects-check wheel wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest

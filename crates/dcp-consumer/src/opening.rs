@@ -75,6 +75,7 @@ impl Opening {
 
 #[cfg(test)]
 mod tests {
+    use dcp_proto::consumer::{Capability, Negotiated};
     use rand::SeedableRng;
 
     use super::*;
@@ -100,6 +101,32 @@ mod tests {
             assert_eq!(has(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE), !values);
             assert_eq!(has(OpenFlags::INCLUDE_XATTRS), xattrs);
             assert_eq!(has(OpenFlags::INCLUDE_DELETED_USER_XATTRS), xattrs);
+        }
+    }
+
+    #[test]
+    fn flags_and_settings_that_are_asked_for_have_a_row_in_the_table_of_releases() {
+        let mut asked = vec![Negotiated::OpenFlag(OpenFlags::PRODUCER)];
+        for all in [false, true] {
+            let options = StreamOptions {
+                content: Content { values: !all, xattrs: all },
+                compressed: all,
+                history: all,
+                out_of_order: all,
+                ..StreamOptions::default()
+            };
+            let opening = Opening::new(&options).expect("options that hold");
+            let open = opening.request(StdRng::seed_from_u64(1));
+            asked.extend(open.flags.iter().map(Negotiated::OpenFlag));
+            asked.extend(open.controls.iter().map(|setting| Negotiated::Control(setting.key)));
+        }
+        let rows = || Capability::ALL.iter().map(|row| row.by);
+        for by in &asked {
+            assert!(rows().any(|row| row == *by), "{by} has no row");
+        }
+        for by in rows() {
+            let is_asked = matches!(by, Negotiated::OpenFlag(_) | Negotiated::Control(_));
+            assert!(!is_asked || asked.contains(&by), "{by} is not asked for");
         }
     }
 

@@ -20,5 +20,6 @@ mod reported;
 mod retry_timeout;
 mod rollbacks;
 mod rows;
+mod server_tables;
 mod set_up;
 mod tls;

@@ -1,6 +1,7 @@
 //! The consumer: one machine per connection, one per stream.
 
 mod bootstrap;
+mod capabilities;
 mod connection;
 mod delivery;
 mod error;
@@ -18,6 +19,7 @@ pub use bootstrap::{
     Auth, Bootstrap, BootstrapConfig, BootstrapError, BootstrapOutcome, ClusterConfig,
     ControlSetting, DcpOpen, ErrorContext,
 };
+pub use capabilities::{Capability, Negotiated, Release};
 pub use connection::{Connection, ConnectionConfig, Limit, StreamFilter, Walk};
 pub use delivery::{Delivery, Exclusions};
 pub use error::{
