@@ -1,7 +1,7 @@
 //! Brings a vBucket up to date with the collections manifest, event by event.
 
 use bytes::Bytes;
-use dcp_producer_proto::{Item, ItemKind};
+use dcp_producer_proto::{Item, ItemKind, ServerVersion};
 use dcp_wire::message::{SystemEventId, SystemEventPayload};
 use dcp_wire::{CollectionId, Datatype, ManifestUid, RevSeqno, ScopeId, Seqno};
 
@@ -51,13 +51,19 @@ impl VBucket {
     /// agrees with `manifest`.
     ///
     /// Only the last event carries the new manifest's uid: a client that has seen it has seen all
-    /// changes.
-    pub(crate) fn apply_manifest(&mut self, now: Now, manifest: &Manifest) {
+    /// changes. Servers before 8.0 do not count changes of settings, and begin a checkpoint with
+    /// each event of a collection and after a scope is dropped.
+    pub(crate) fn apply_manifest(&mut self, now: Now, manifest: &Manifest, server: ServerVersion) {
         let events = self.missing_events(manifest);
         let reached = self.collections.manifest_uid;
-        let last = events.len().saturating_sub(1);
+        let divides = !server.is_at_least(8, 0);
+        let counts = |event: &Event<'_>| !divides || event.id != SystemEventId::MODIFY_COLLECTION;
+        let last = events.iter().rposition(counts).unwrap_or(events.len().saturating_sub(1));
         for (index, event) in events.into_iter().enumerate() {
-            let value = event.payload(if index == last { manifest.uid() } else { reached });
+            if divides && event.collection.is_some() {
+                self.checkpoints.close_open();
+            }
+            let value = event.payload(if index < last { reached } else { manifest.uid() });
             let cas = self.next_cas(now);
             let (id, scope_id, version) = (event.id, event.scope_id, FLATBUFFERS);
             self.append(Item {
@@ -73,6 +79,9 @@ impl VBucket {
                 expiry: 0,
                 delete_time: 0,
             });
+            if divides && id == SystemEventId::DROP_SCOPE {
+                self.checkpoints.close_open();
+            }
         }
         self.collections.manifest_uid = manifest.uid();
     }

@@ -138,7 +138,7 @@ impl Cluster {
                 nodes.for_each(|replica| copies.add_replica(replica));
             });
         }
-        served.apply_manifest();
+        served.apply_manifest(self.dcp_config().server_version);
         Ok(())
     }
 
@@ -209,7 +209,8 @@ impl Cluster {
                     }
                 })
             })?;
-            served.bring_all_forward(now, &change.manifest);
+            let version = self.dcp_config().server_version;
+            served.bring_all_forward(now, &change.manifest, version);
             Ok(result)
         })
     }

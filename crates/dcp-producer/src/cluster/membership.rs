@@ -200,7 +200,8 @@ impl Cluster {
 
     /// VBuckets that were rolled back may lack collections of their bucket.
     pub(super) fn apply_manifest(&self) {
-        self.buckets().iter().for_each(|served| served.apply_manifest());
+        let version = self.dcp_config().server_version;
+        self.buckets().iter().for_each(|served| served.apply_manifest(version));
     }
 }
 

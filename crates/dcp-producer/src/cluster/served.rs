@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use bytes::Bytes;
 use dcp_producer_proto::replica::ReplicaStore;
-use dcp_producer_proto::{BucketSource, MemoryPressure, Privilege};
+use dcp_producer_proto::{BucketSource, MemoryPressure, Privilege, ServerVersion};
 use dcp_wire::{CollectionId, ManifestUid, ScopeId, Vbid};
 use tokio_util::sync::CancellationToken;
 
@@ -182,13 +182,13 @@ impl ServedBucket {
     }
 
     /// A vBucket that was rolled back may lack collections of the bucket.
-    pub(crate) fn apply_manifest(&self) {
-        self.bring_all_forward(self.bucket.chance().now(), &self.manifest());
+    pub(crate) fn apply_manifest(&self, version: ServerVersion) {
+        self.bring_all_forward(self.bucket.chance().now(), &self.manifest(), version);
     }
 
-    pub(super) fn bring_all_forward(&self, now: Now, manifest: &Manifest) {
+    pub(super) fn bring_all_forward(&self, now: Now, manifest: &Manifest, version: ServerVersion) {
         for vbid in self.bucket.vbids() {
-            self.bucket.with(vbid, |vbucket| vbucket.apply_manifest(now, manifest));
+            self.bucket.with(vbid, |vbucket| vbucket.apply_manifest(now, manifest, version));
         }
     }
 }

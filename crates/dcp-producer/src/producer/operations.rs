@@ -282,7 +282,7 @@ impl Producer {
     pub fn roll_back(&self, vbid: Vbid, to: Seqno) -> Result<(), Error> {
         let first = self.cluster.first();
         first.bucket.roll_back(vbid, to).ok_or_else(|| self.no_vbucket(vbid))??;
-        first.apply_manifest();
+        first.apply_manifest(self.cluster.dcp_config().server_version);
         Ok(())
     }
 

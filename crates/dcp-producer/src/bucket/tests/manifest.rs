@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use dcp_producer_proto::{CheckpointItems, Item, ItemKind, MemoryRead, VBucketSource};
+use dcp_producer_proto::{Item, ItemKind, MemoryRead, ServerVersion, VBucketSource};
 use dcp_wire::message::{DurabilityLevel, SystemEvent, SystemEventId};
 use dcp_wire::{Cas, CollectionId, Datatype, DocKey};
 
@@ -24,13 +24,23 @@ fn plain() -> CollectionSettings {
 
 /// Lets the vBucket follow; returns what it tells: event, name, manifest uid.
 fn follow(bucket: &Bucket, manifest: &Manifest) -> Vec<(SystemEventId, String, u64)> {
-    let before = bucket.lock(VB).unwrap().high_seqno;
-    bucket.with(VB, |vbucket| vbucket.apply_manifest(Now(1), manifest)).unwrap();
-    let items = match bucket.lock(VB).unwrap().read_memory(before) {
-        MemoryRead::Items { items, .. } => items,
-        _ => CheckpointItems::default(),
-    };
-    items.iter().map(told).collect()
+    follow_as(bucket, manifest, ServerVersion::NEWEST).concat()
+}
+
+/// The same as a server of a version does, checkpoint by checkpoint.
+fn follow_as(
+    bucket: &Bucket,
+    manifest: &Manifest,
+    version: ServerVersion,
+) -> Vec<Vec<(SystemEventId, String, u64)>> {
+    let mut read = bucket.lock(VB).unwrap().high_seqno;
+    bucket.with(VB, |vbucket| vbucket.apply_manifest(Now(1), manifest, version)).unwrap();
+    let mut checkpoints = Vec::new();
+    while let MemoryRead::Items { items, .. } = bucket.lock(VB).unwrap().read_memory(read) {
+        read = items.last().unwrap().seqno;
+        checkpoints.push(items.iter().map(told).collect());
+    }
+    checkpoints
 }
 
 fn told(item: &Arc<Item>) -> (SystemEventId, String, u64) {
@@ -99,6 +109,35 @@ fn co_43_scope_is_dropped_after_its_collections_and_everything_else() {
         event(SystemEventId::DROP_SCOPE, "", 10),
     ];
     assert_eq!(follow(&bucket, &manifest), expected);
+}
+
+#[test]
+fn co_42_before_8_0_settings_do_not_count_and_events_of_collections_begin_checkpoints() {
+    const OLDER: ServerVersion = ServerVersion { major: 7, minor: 6, patch: 11 };
+    let (bucket, mut manifest) = (one_vbucket(), Manifest::default());
+    manifest.create_scope("shop").unwrap();
+    for name in ["big", "veg"] {
+        manifest.create_collection("shop", name, plain()).unwrap();
+    }
+    for name in ["fruit", "meat"] {
+        manifest.create_collection("_default", name, plain()).unwrap();
+    }
+    follow(&bucket, &manifest);
+    manifest.drop_collection("_default", "fruit").unwrap();
+    let short_lived = CollectionSettings { max_ttl: Some(60), history: true };
+    manifest.modify_collection("_default", "meat", short_lived).unwrap();
+    let expected = [
+        vec![event(SystemEventId::END_COLLECTION, "", 7)],
+        vec![event(SystemEventId::MODIFY_COLLECTION, "meat", 7)],
+    ];
+    assert_eq!(follow_as(&bucket, &manifest, OLDER), expected);
+    manifest.drop_scope("shop").unwrap();
+    let drop = |uid| event(SystemEventId::END_COLLECTION, "", uid);
+    let expected = [vec![drop(7)], vec![drop(7), event(SystemEventId::DROP_SCOPE, "", 8)]];
+    assert_eq!(follow_as(&bucket, &manifest, OLDER), expected);
+    manifest.create_scope("stock").unwrap();
+    let expected = [vec![event(SystemEventId::CREATE_SCOPE, "stock", 9)]];
+    assert_eq!(follow_as(&bucket, &manifest, OLDER), expected);
 }
 
 /// A prepared write goes with its collection: those after it do not wait for it.

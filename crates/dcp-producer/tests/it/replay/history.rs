@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use dcp_producer::ServerVersion;
 use dcp_test::traces::Scenario;
 use dcp_wire::message::Counter;
 use dcp_wire::{Datatype, Frame, MAX_BODY_LEN, Opaque, Status};
@@ -144,7 +145,9 @@ pub(super) fn histories(scenario: &Scenario) -> BTreeMap<u16, Vec<Step>> {
         let shown = shown.get(vbid).unwrap_or(&nothing);
         let hidden = !shown.prefixed && !version(&scenario.server).is_legacy();
         let least = told_end(scenario, *vbid).unwrap_or(shown.announced);
-        fill(steps, shown, &manifests, (hidden, least));
+        let told =
+            Told { manifests: &manifests, version: version(&scenario.server), hidden, least };
+        fill(steps, shown, &told);
         branch(steps, &begins(scenario, shown), shown);
         part(steps);
     }
@@ -358,10 +361,19 @@ fn set(op: &Value, key: Vec<u8>, shown: Option<&Shown>) -> Deed {
     Deed::Set { key, value, datatype, flags: number("flags"), expiry: number("exp") }
 }
 
+/// What is known of a history besides what streams show of it.
+struct Told<'a> {
+    manifests: &'a [Model],
+    version: ServerVersion,
+    /// What no stream shows is hidden from clients without collections.
+    hidden: bool,
+    /// Without operations there are changes up to here.
+    least: u64,
+}
+
 /// Puts what the streams show, and what must have been for it, between the written operations.
-/// What no stream shows is `hidden` from clients without collections. Without operations there are
-/// changes up to `least`.
-fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], (hidden, least): (bool, u64)) {
+fn fill(steps: &mut Vec<Step>, shown: &Shown, told: &Told<'_>) {
+    let &Told { hidden, least, .. } = told;
     let mut by_seqno: BTreeMap<u64, Deed> = BTreeMap::new();
     // The first branch only: of a later one everything is written down.
     let fallen = steps.windows(2).position(|pair| pair[1].seqno <= pair[0].seqno);
@@ -387,7 +399,7 @@ fn fill(steps: &mut Vec<Step>, shown: &Shown, manifests: &[Model], (hidden, leas
         wanting.retain(|(seqno, ..)| !known.contains(seqno));
     }
     for run in free.chunk_by(|one, next| one + 1 == *next) {
-        if let Some(models) = manifests_of(run.len(), &model, manifests) {
+        if let Some(models) = manifests_of(run.len(), &model, shown, told) {
             model = models.last().unwrap_or(&model).clone();
             by_seqno.extend(run.iter().copied().zip(models.into_iter().map(Deed::Manifest)));
             continue;
@@ -433,12 +445,12 @@ fn filler_key(seqno: u64) -> Vec<u8> {
 }
 
 /// The manifest after each event, if there are manifests that make `count` of them.
-fn manifests_of(count: usize, model: &Model, manifests: &[Model]) -> Option<Vec<Model>> {
-    let newer: Vec<_> = manifests.iter().filter(|next| next.uid > model.uid).collect();
+fn manifests_of(count: usize, model: &Model, shown: &Shown, told: &Told<'_>) -> Option<Vec<Model>> {
+    let newer: Vec<_> = told.manifests.iter().filter(|next| next.uid > model.uid).collect();
     for first in 0..newer.len() {
         let (mut at, mut models) = (model.clone(), Vec::new());
         for next in &newer[first..] {
-            for event in at.events_to(next) {
+            for event in at.events_to(next, told.version, &shown.events) {
                 at.follow(&event);
                 models.push(at.clone());
             }

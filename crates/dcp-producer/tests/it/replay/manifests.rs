@@ -1,5 +1,8 @@
 //! The collections of a recording: manifests and the events that lead from one to the next.
 
+use std::collections::BTreeMap;
+
+use dcp_producer::ServerVersion;
 use dcp_wire::message::SystemEventId;
 use dcp_wire::{CollectionId, ManifestUid, ScopeId};
 use serde_json::{Value, json};
@@ -111,8 +114,14 @@ impl Model {
     }
 
     /// The events that lead to `next`, in the server's order: collections dropped, then changed,
-    /// then scope by scope, the newest first, what is new, then scopes dropped.
-    pub(super) fn events_to(&self, next: &Self) -> Vec<Event> {
+    /// then scope by scope, the newest first, what is new, then scopes dropped. Drops come in the
+    /// order of a hash table, which `shown` tells.
+    pub(super) fn events_to(
+        &self,
+        next: &Self,
+        version: ServerVersion,
+        shown: &BTreeMap<u64, Event>,
+    ) -> Vec<Event> {
         let mut events = Vec::new();
         for (scope, _, members) in &self.scopes {
             for gone in members.iter().filter(|member| next.member(member.id).is_none()) {
@@ -120,6 +129,12 @@ impl Model {
                 events.push((SystemEventId::END_COLLECTION, *scope, Some(dropped)));
             }
         }
+        events.sort_by_key(|(id, _, member)| {
+            let collection = member.as_ref().map(|member| CollectionId(member.id));
+            let is_it = |event: &&Event| event.id == *id && event.collection_id == collection;
+            let seqno = shown.iter().find(|(_, event)| is_it(event)).map(|(seqno, _)| *seqno);
+            seqno.unwrap_or(u64::MAX)
+        });
         for (scope, _, members) in &next.scopes {
             for member in members {
                 if self.member(member.id).is_some_and(|known| known != member) {
@@ -141,8 +156,12 @@ impl Model {
                 events.push((SystemEventId::DROP_SCOPE, *scope, None));
             }
         }
-        let last = events.len().saturating_sub(1);
-        let uid = |index| if index == last { next.uid } else { self.uid };
+        // Before 8.0 changes of settings do not count.
+        let counts = |(id, ..): &(SystemEventId, u32, Option<Member>)| {
+            version.is_at_least(8, 0) || *id != SystemEventId::MODIFY_COLLECTION
+        };
+        let last = events.iter().rposition(counts).unwrap_or(events.len().saturating_sub(1));
+        let uid = |index| if index < last { self.uid } else { next.uid };
         let numbered = events.into_iter().enumerate();
         numbered.map(|(index, (id, scope, member))| event(id, uid(index), scope, member)).collect()
     }
