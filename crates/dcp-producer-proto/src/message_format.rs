@@ -22,7 +22,7 @@ const KEPT_CAPACITY: usize = 1024 * 1024;
 const INITIAL_NRU: u8 = 2;
 const INITIAL_MFU: u8 = 4;
 
-/// The same for a prepared deletion, which is never read.
+/// The same for a prepared deletion, which is never read, and for a version that is on disk only.
 const LOWEST_NRU: u8 = 3;
 const LOWEST_MFU: u8 = 0;
 
@@ -61,7 +61,7 @@ pub(super) struct MessageFormat {
     /// The client may lack prepares up to this seqno.
     unsure_up_to: Seqno,
     nru: u8,
-    nru_of_removal: u8,
+    nru_uncached: u8,
     /// Documents from disk without a body keep their datatype.
     names_omitted_from_disk: bool,
     /// The same for the current document.
@@ -117,7 +117,7 @@ impl MessageFormat {
                 && !flags.contains(OpenFlags::INCLUDE_XATTRS)
                 && !settings.version.is_legacy(),
             nru: if settings.hifi_mfu { INITIAL_MFU } else { INITIAL_NRU },
-            nru_of_removal: if settings.hifi_mfu { LOWEST_MFU } else { LOWEST_NRU },
+            nru_uncached: if settings.hifi_mfu { LOWEST_MFU } else { LOWEST_NRU },
         }
     }
 
@@ -136,15 +136,17 @@ impl MessageFormat {
     pub(super) fn write_from_disk(
         &self,
         item: &Item,
+        is_cached: bool,
         to: StreamAddress,
         scratch: &mut Scratch,
         out: &mut BytesMut,
     ) -> Result<(), Unsendable> {
+        let nru = if is_cached { self.nru } else { self.nru_uncached };
         let is_document =
             matches!(item.kind, ItemKind::Mutation | ItemKind::Deletion | ItemKind::Expiration);
         if !self.only_keys_from_disk || !is_document {
             let names_omitted = self.names_omitted_from_disk;
-            return Self { names_omitted, ..*self }.write(item, to, scratch, out);
+            return Self { names_omitted, nru, ..*self }.write(item, to, scratch, out);
         }
         let document = Item {
             kind: ItemKind::Mutation,
@@ -159,7 +161,7 @@ impl MessageFormat {
             expiry: 0,
             delete_time: 0,
         };
-        self.write(&document, to, scratch, out)
+        Self { nru, ..*self }.write(&document, to, scratch, out)
     }
 
     /// Appends the message of `item` to `out`.
@@ -202,7 +204,7 @@ impl MessageFormat {
                     // A deletion has its time in place of the expiry.
                     expiry: if is_deletion { item.delete_time } else { item.expiry },
                     lock_time: 0,
-                    nru: if is_deletion { self.nru_of_removal } else { self.nru },
+                    nru: if is_deletion { self.nru_uncached } else { self.nru },
                     deleted: is_deletion,
                     level,
                     key,

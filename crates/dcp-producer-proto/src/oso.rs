@@ -4,6 +4,8 @@
 //! collection instead of reading everything. There is no snapshot marker: one message begins the
 //! snapshot and one ends it, and only then does the client have a position.
 
+use std::collections::BTreeSet;
+
 use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 use dcp_wire::{CollectionId, EncodeError, Seqno};
 
@@ -53,9 +55,11 @@ impl Terms {
         if self.server == OsoBackfill::Auto && !is_worth_it(&collections, vbucket) {
             return None;
         }
-        let Backfill { end_seqno, items, .. } = vbucket.open_key_order_backfill(&collections)?;
+        let Backfill { end_seqno, items, superseded, .. } =
+            vbucket.open_key_order_backfill(&collections)?;
         Some(Sending {
             items: DiskItems::new(items),
+            superseded,
             end_seqno,
             tells_end: self.client == OutOfOrder::WithSeqnoAdvanced,
             sent: Seqno::ZERO,
@@ -83,6 +87,7 @@ enum Stage {
 /// A snapshot in key order that is being sent.
 pub(super) struct Sending {
     items: DiskItems,
+    superseded: BTreeSet<Seqno>,
     /// Highest seqno in the image.
     pub(super) end_seqno: Seqno,
     tells_end: bool,
@@ -119,7 +124,10 @@ impl Sending {
                 Next::Scanned => return Ok(Step::Scanned),
                 Next::Item(item) => {
                     self.sent = self.sent.max(item.seqno);
-                    output.send(|out, scratch| format.write_from_disk(&item, to, scratch, out))?;
+                    let is_cached = !self.superseded.contains(&item.seqno);
+                    output.send(|out, scratch| {
+                        format.write_from_disk(&item, is_cached, to, scratch, out)
+                    })?;
                 }
                 Next::None if self.tells_end && self.sent < self.end_seqno => {
                     let seqno = self.end_seqno;

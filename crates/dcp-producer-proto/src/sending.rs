@@ -107,8 +107,9 @@ impl Stream {
         } else {
             image.default_end_seqno
         };
-        let items =
-            Items::Disk { rest: DiskItems::new(image.items), purge_seqno: image.purge_seqno };
+        let rest = DiskItems::new(image.items);
+        let (purge_seqno, superseded) = (image.purge_seqno, image.superseded);
+        let items = Items::Disk { rest, purge_seqno, superseded };
         let sending = Sending::new(items, natural_start, Some(end), image.end_seqno);
         Sending { durable: image.durable, is_history, ..sending }
     }
@@ -370,10 +371,13 @@ impl Stream {
                     rest.pass();
                 }
             }
-            Items::Disk { .. } => {
+            Items::Disk { superseded, .. } => {
                 if let Some(item) = sending.next.take() {
                     sending.last_sent = item.seqno;
-                    output.send(|out, scratch| format.write_from_disk(&item, to, scratch, out))?;
+                    let is_cached = !superseded.contains(&item.seqno);
+                    output.send(|out, scratch| {
+                        format.write_from_disk(&item, is_cached, to, scratch, out)
+                    })?;
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! A snapshot that is sent from the source to the client.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use dcp_wire::{EncodeError, Seqno};
@@ -91,7 +92,7 @@ impl Sending {
 /// The items of a snapshot that are still to be sent.
 pub(super) enum Items {
     /// An image of the disk, still to be filtered.
-    Disk { rest: DiskItems, purge_seqno: Seqno },
+    Disk { rest: DiskItems, purge_seqno: Seqno, superseded: BTreeSet<Seqno> },
     /// A checkpoint.
     Memory(CheckpointRest),
 }

@@ -1,5 +1,6 @@
 //! The storage interface of the producer's machines.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -120,6 +121,9 @@ pub struct Backfill {
     pub purge_seqno: Seqno,
     /// State of durable writes.
     pub durable: DurableSeqnos,
+    /// Seqnos in the image of documents that have a newer version in memory only: they are not
+    /// cached, so nothing is known of how often they are read.
+    pub superseded: BTreeSet<Seqno>,
     /// The newest version of each key, including tombstones, in seqno order; not read further after
     /// a failure.
     pub items: Box<dyn Iterator<Item = Result<Arc<Item>, BackfillFailed>> + Send>,

@@ -253,6 +253,7 @@ impl VBucketSource for &VBucket {
                 high_prepared: Seqno(self.prepared),
             },
             purge_seqno: Seqno(self.purge),
+            superseded: BTreeSet::new(),
             items: Box::new(rest.into_iter().take(good).chain(failure)),
         }
     }

@@ -90,6 +90,7 @@ impl<D: Deref<Target = VBucket>> VBucketSource for VBucketView<D> {
                 high_completed,
                 high_prepared: self.durable.high_prepared().min(persisted),
             },
+            superseded: self.superseded(),
             items: if self.durable.is_unused() {
                 self.as_stored(items)
             } else {

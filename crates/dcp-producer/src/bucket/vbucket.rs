@@ -1,5 +1,6 @@
 //! One copy of a vBucket: its contents, and how it grows, is persisted, rolled back and purged.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -342,6 +343,13 @@ impl VBucket {
     pub(crate) fn hold_persistence(&mut self, hold: bool) {
         self.settings.holds_persistence = hold;
         self.persist();
+    }
+
+    /// Seqnos on disk of documents of which a newer version is in memory only.
+    pub(super) fn superseded(&self) -> BTreeSet<Seqno> {
+        let newer = self.checkpoints.above(self.persisted_seqno);
+        let slots = newer.filter_map(|item| self.table.find(Identity::of(item)));
+        slots.map(|slot| slot.persisted).filter(|&seqno| seqno != Seqno::ZERO).collect()
     }
 
     fn flush(&mut self) {

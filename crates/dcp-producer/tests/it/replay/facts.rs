@@ -8,6 +8,8 @@ use dcp_test::traces::{Event, EventKind, Scenario};
 use dcp_wire::message::{GetAllVbSeqnos, StreamRequest, VbucketState};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Status};
 
+use super::moments::Moments;
+
 /// vBuckets of the largest bucket.
 const MOST_VBUCKETS: u16 = 1024;
 
@@ -37,6 +39,9 @@ pub(super) struct Facts {
     pub(super) begins_on_disk: bool,
     /// Seqno up to which nothing is left in memory.
     pub(super) on_disk: Option<u64>,
+    /// Seqno up to which the flusher had come when the first stream began with what was on disk,
+    /// while later changes were still in memory only.
+    pub(super) flushed: Option<u64>,
     /// Seqno of each vBucket after which it was purged.
     pub(super) purges: BTreeMap<u16, u64>,
     pub(super) purge_seqno: u64,
@@ -51,6 +56,10 @@ impl Facts {
         let last = operations.filter_map(|operation| operation["seqno"].as_u64()).max();
         let last = scenario.expected["high_seqno"].as_u64().or(last).unwrap_or_default();
         let purged = scenario.vbuckets.iter().filter(|_| purge_seqno != 0);
+        let on_disk = number_before(what, " docs on disk");
+        // Which writes the flusher had reached tells the first snapshot by its changes.
+        let first = on_disk.and(scenario.vbuckets.first());
+        let flushed = first.map(|&vbid| Moments::of(scenario).first_held(vbid));
         Self {
             version: version(&scenario.server),
             ephemeral: what.contains("ephemeral bucket"),
@@ -66,7 +75,8 @@ impl Facts {
             streamed: streamed(scenario),
             has_map: has_map(&answers),
             begins_on_disk: begins_on_disk(scenario),
-            on_disk: number_before(what, " docs on disk"),
+            on_disk,
+            flushed,
             purges: purged.map(|vbid| (*vbid, last)).collect(),
             purge_seqno,
         }

@@ -257,6 +257,10 @@ impl Stage {
             self.write_waiting(twins).await;
             self.producer.persist();
         }
+        if self.facts.flushed == Some(step.seqno) {
+            self.write_waiting(twins).await;
+            self.producer.hold_persistence(Vbid(vbid), 0, true).unwrap();
+        }
     }
 
     fn promote(&mut self, vbid: u16, vbuuid: u64, twins: &mut Twins) {
@@ -279,7 +283,8 @@ impl Stage {
 
     /// Persists what does after a step.
     fn persist(&self, vbid: u16, step: &Step) {
-        if step.spreads {
+        let is_flushed = self.facts.flushed.is_none_or(|flushed| step.seqno <= flushed);
+        if step.spreads && is_flushed {
             for copy in 0..self.producer.copies_of(Vbid(vbid)).unwrap().len() {
                 self.producer.hold_persistence(Vbid(vbid), copy, false).unwrap();
             }
