@@ -377,6 +377,7 @@ class Client(Bucket):
         persisted_only: bool = False,
         on_purge: Literal["resync", "ignore"] = "resync",
         out_of_order: bool = False,
+        initial_deletions: Literal["deliver", "skip", "skip_if_supported"] = "deliver",
         batch: BatchPolicy | None = None,
         on_rollback: Literal["emit", "fail", "resync"] = "emit",
         ack: Literal["next", "manual"] = "next",
@@ -458,6 +459,15 @@ class Client(Bucket):
                 load is complete. If the connection is lost or the process ends before that, the
                 load starts over with a rollback row to seqno 0 and the next `epoch`. Cannot be
                 combined with `on_rollback="fail"`.
+            initial_deletions: `skip` asks the server to leave out the deletions of a vBucket's
+                first load, from its beginning to what the server has on disk, which saves reading
+                the tombstones of documents that your target never had. Later deletions are
+                delivered, and so are those that the server still has in memory; `ops` instead
+                drops deletions for good. If a vBucket is rolled back to 0, its deletions are left
+                out again, so discard what your target has of it. It needs a server that is newer
+                than Couchbase Server 8.0; `skip_if_supported` delivers the deletions of others.
+                Neither can be combined with `start="latest"`, `include="history"` or
+                `out_of_order`.
             batch: When a batch is delivered, as a `dcp_rs.BatchPolicy`; by default, with 10,000
                 rows, 4 MiB or 0.1 seconds after its first row.
             on_rollback: `emit` delivers a row with the seqno from which the vBucket's changes are
@@ -468,7 +478,7 @@ class Client(Bucket):
                 moves past an unacknowledged batch.
 
         Raises:
-            ConfigError: An option is wrong.
+            ConfigError: An option is wrong, or the server has no `initial_deletions="skip"`.
             CheckpointError: The checkpoint belongs to another bucket, is ahead, or was made with a
                 filter that does not contain this one; or the store cannot be read or written.
             UnsupportedError: The server or bucket keeps no change history, which

@@ -187,3 +187,34 @@ def test_a_table_keeps_rows_of_purged_deletions_only_if_it_may(tmp_path, on_purg
         assert [
             key for (key,) in table.sql("SELECT key FROM documents ORDER BY 1").fetchall()
         ] == left
+
+
+@pytest.fixture
+def persisted(cluster, fill):
+    """40 documents and 8 tombstones, on disk only."""
+    fill(48)
+    for n in range(8):
+        cluster.remove(f"key_{n}")
+    cluster.persist()
+
+
+@pytest.mark.usefixtures("persisted")
+@pytest.mark.parametrize("choice", ["skip", "skip_if_supported"])
+def test_a_first_load_leaves_out_deletions_and_what_follows_has_them(cluster, client, choice):
+    with client.stream(until="now") as stream:
+        found = sorted(op for op, _ in ops(rows_of(stream)))
+        assert found == ["deletion"] * 8 + ["mutation"] * 40
+    with client.stream(until="now", initial_deletions=choice) as stream:
+        assert {op for op, _ in ops(rows_of(stream))} == {"mutation"}
+        checkpoint = stream.checkpoint()
+    assert checkpoint.seqnos == cluster.high_seqnos()
+    cluster.remove("key_40")
+    cluster.persist()
+    with client.stream(start=checkpoint, until="now", initial_deletions=choice) as stream:
+        assert ops(rows_of(stream)) == [("deletion", "key_40")]
+
+
+def test_a_first_load_without_deletions_names_what_it_excludes(client):
+    for other, value in [("start", "latest"), ("include", "history"), ("out_of_order", True)]:
+        with pytest.raises(ConfigError, match=rf"^initial_deletions, {other}: "):
+            client.stream(initial_deletions="skip", **{other: value})

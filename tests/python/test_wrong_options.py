@@ -43,6 +43,12 @@ PYTHON = [
     (lambda c: c.stream(vbuckets=[60_000]), "vbuckets", 60_000),
     (lambda c: c.stream(collections="no.no"), "collections", "no.no"),
     (lambda c: c.stream(out_of_order=True, on_rollback="fail"), "out_of_order", None),
+    (lambda c: c.stream(initial_deletions="none"), "initial_deletions", "none"),
+    (
+        lambda c: c.stream(initial_deletions="skip", include="history"),
+        "initial_deletions",
+        None,
+    ),
 ]
 
 

@@ -101,7 +101,9 @@ pub use dial::{Dial, Dialing, Transport};
 pub use error::{Chain, Error, ErrorKind};
 pub use events::StreamEvent;
 pub use observe::{Observation, Observer};
-pub use options::{Acknowledge, BatchPolicy, Content, End, Filter, Start, StreamOptions};
+pub use options::{
+    Acknowledge, BatchPolicy, Content, End, Filter, InitialDeletions, Start, StreamOptions,
+};
 pub use stats::{CollectionLag, StreamStats, VbucketState, VbucketStats};
 pub use stream::{ChangeStream, Delivered};
 pub use watermark::{AckToken, Acknowledger};

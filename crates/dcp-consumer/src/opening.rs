@@ -8,7 +8,7 @@ use dcp_wire::message::{Control, OpenFlags};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use crate::{Content, Error, StreamOptions};
+use crate::{Content, Error, InitialDeletions, StreamOptions};
 
 /// How the DCP connections of a stream are opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,6 +23,7 @@ pub(crate) struct Opening {
     history: bool,
     /// Whether initial loads may be out of order.
     out_of_order: bool,
+    initial_deletions: InitialDeletions,
 }
 
 impl Opening {
@@ -33,6 +34,8 @@ impl Opening {
         // The other flag without values turns tombstones of a backfill into mutations on servers
         // 7.6 and 8.0.
         flags.set(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE, !values);
+        let skips = options.initial_deletions != InitialDeletions::Deliver;
+        flags.set(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL, skips);
         let secs = u32::try_from(options.noop_interval.as_secs()).unwrap_or(u32::MAX);
         if secs == 0 {
             return Err(Error::option(&["noop_interval"], "must be at least one second"));
@@ -42,9 +45,15 @@ impl Opening {
             let problem = format!("must be at least {least} bytes");
             return Err(Error::option(&["buffer_size"], problem));
         }
-        let StreamOptions { buffer_size, compressed, history, out_of_order, .. } = *options;
-        let noop_interval_secs = secs;
-        Ok(Self { flags, buffer_size, noop_interval_secs, compressed, history, out_of_order })
+        Ok(Self {
+            flags,
+            buffer_size: options.buffer_size,
+            noop_interval_secs: secs,
+            compressed: options.compressed,
+            history: options.history,
+            out_of_order: options.out_of_order,
+            initial_deletions: options.initial_deletions,
+        })
     }
 
     /// Interval of the server's noops.
@@ -68,6 +77,11 @@ impl Opening {
             let key = Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS;
             // Servers before 7.1 send in seqno order.
             open = open.with(ControlSetting::optional(key, "true_with_seqno_advanced"));
+        }
+        if self.initial_deletions == InitialDeletions::Skip {
+            // Without collections nothing tells the client the seqnos of what is left out.
+            open.required_features =
+                vec![Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL, Feature::COLLECTIONS];
         }
         open
     }
@@ -113,6 +127,11 @@ mod tests {
                 compressed: all,
                 history: all,
                 out_of_order: all,
+                initial_deletions: if all {
+                    InitialDeletions::SkipIfSupported
+                } else {
+                    InitialDeletions::Deliver
+                },
                 ..StreamOptions::default()
             };
             let opening = Opening::new(&options).expect("options that hold");
@@ -128,6 +147,20 @@ mod tests {
             let is_asked = matches!(by, Negotiated::OpenFlag(_) | Negotiated::Control(_));
             assert!(!is_asked || asked.contains(&by), "{by} is not asked for");
         }
+    }
+
+    #[test]
+    fn op_10_deletions_of_first_loads_are_skipped_on_demand() {
+        let opened = |initial_deletions| {
+            let options = StreamOptions { initial_deletions, ..StreamOptions::default() };
+            let opening = Opening::new(&options).expect("options that hold");
+            let open = opening.request(StdRng::seed_from_u64(1));
+            let skips = open.flags.contains(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
+            (skips, !open.required_features.is_empty())
+        };
+        assert_eq!(opened(InitialDeletions::Deliver), (false, false));
+        assert_eq!(opened(InitialDeletions::Skip), (true, true));
+        assert_eq!(opened(InitialDeletions::SkipIfSupported), (true, false));
     }
 
     #[test]

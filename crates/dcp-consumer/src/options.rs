@@ -72,6 +72,25 @@ pub enum Filter {
     Ids(StreamFilter, CollectionPatterns),
 }
 
+/// What happens to the deletions of a vBucket's first load.
+///
+/// Only the load from the beginning is concerned, up to what the server has on disk when it begins;
+/// deletions that it has in memory, and all later ones, are delivered. A load that is interrupted
+/// resumes with the deletions above its position.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum InitialDeletions {
+    /// They are delivered.
+    #[default]
+    Deliver,
+    /// The server leaves them out, with the events of collections and scopes that were dropped. A
+    /// server that cannot is refused with an error of kind
+    /// [`ErrorKind::Config`](crate::ErrorKind::Config).
+    Skip,
+    /// The server leaves them out if it can.
+    SkipIfSupported,
+}
+
 /// When a batch is delivered.
 ///
 /// A batch ends at the first limit it reaches. Lingering ends one only while the application has
@@ -184,6 +203,11 @@ pub struct StreamOptions {
     /// epoch, and also after a restart from a checkpoint with this option. So it needs another
     /// [`on_rollback`](Self::on_rollback) than [`OnRollback::Fail`].
     pub out_of_order: bool,
+    /// What happens to the deletions of first loads. Others than [`InitialDeletions::Deliver`] are
+    /// refused together with [`Start::Latest`], which has no first load,
+    /// [`history`](Self::history), whose older versions would come back without their deletions,
+    /// and [`out_of_order`](Self::out_of_order), where servers send them all.
+    pub initial_deletions: InitialDeletions,
     /// Whether empty vBuckets of a finite stream are streamed as well, so that their [caught
     /// up](dcp_proto::ChangeSink::caught_up) record is delivered.
     pub caught_up: bool,
@@ -240,6 +264,7 @@ impl Default for StreamOptions {
             history: false,
             on_purge: OnPurge::Resync,
             out_of_order: false,
+            initial_deletions: InitialDeletions::default(),
             caught_up: false,
             compressed: false,
             acknowledge: Acknowledge::default(),
@@ -256,6 +281,7 @@ impl StreamOptions {
     /// [`ErrorKind::Config`](crate::ErrorKind::Config), with the options.
     pub fn check(&self) -> Result<(), Error> {
         check_batch(&self.batch)?;
+        self.check_initial_deletions()?;
         Err(match &self.end {
             End::Never if self.clamp => {
                 Error::option(&["clamp"], "the stream has no end to stop at")
@@ -277,6 +303,29 @@ impl StreamOptions {
             ),
             _ => return Ok(()),
         })
+    }
+}
+
+impl StreamOptions {
+    fn check_initial_deletions(&self) -> Result<(), Error> {
+        let (option, problem): (&'static [_], _) = match &self.start {
+            _ if self.initial_deletions == InitialDeletions::Deliver => return Ok(()),
+            Start::Latest => (
+                &["initial_deletions", "start"],
+                "a stream that starts at the latest changes has no first load: leave one out",
+            ),
+            _ if self.history => (
+                &["initial_deletions", "history"],
+                "every version of a document would be delivered without its deletion: leave out \
+                 history or deliver the deletions",
+            ),
+            _ if self.out_of_order => (
+                &["initial_deletions", "out_of_order"],
+                "servers send the deletions of loads in the order of keys: choose one",
+            ),
+            _ => return Ok(()),
+        };
+        Err(Error::option(option, problem))
     }
 }
 

@@ -134,6 +134,8 @@ pub(super) struct Filter {
     /// FlatBuffers.
     tells_modifications: bool,
     view: View,
+    /// Whether a deletion was left out because the view skips them.
+    has_skipped: bool,
 }
 
 /// What a client wants of the items that pass its filter.
@@ -141,7 +143,7 @@ pub(super) struct Filter {
 pub(super) struct View {
     /// Prepares, commits and aborts of durable writes, not just their results.
     pub(super) sync_writes: bool,
-    /// No deletions: the client has no documents yet.
+    /// No deletions of documents and no drops: the client has nothing yet.
     pub(super) skips_deletions: bool,
 }
 
@@ -203,6 +205,17 @@ impl Filter {
     /// The same, mutable.
     pub(super) const fn view_mut(&mut self) -> &mut View {
         &mut self.view
+    }
+
+    /// Whether a deletion was left out because the view skips them.
+    pub(super) const fn has_skipped(&self) -> bool {
+        self.has_skipped
+    }
+
+    /// The first load is over, or does not come from disk in the order of seqnos.
+    pub(super) const fn stop_skipping(&mut self) {
+        self.view.skips_deletions = false;
+        self.has_skipped = false;
     }
 
     /// Whether the client knows of collections.
@@ -281,17 +294,20 @@ impl Filter {
     }
 
     /// How a document that belongs to the stream is passed on to the client.
-    const fn look(&self, item: &Item) -> Passage {
+    const fn look(&mut self, item: &Item) -> Passage {
         match item.kind {
             ItemKind::Prepare { .. } | ItemKind::Abort { .. } if !self.view.sync_writes => {
                 // Clients without collections have no message for it.
                 if self.is_collection_aware() { Passage::SeqnoOnly } else { Passage::Foreign }
             }
-            ItemKind::Deletion | ItemKind::Expiration if self.view.skips_deletions => {
-                Passage::SeqnoOnly
-            }
+            ItemKind::Deletion | ItemKind::Expiration if self.view.skips_deletions => self.skip(),
             _ => Passage::Passes,
         }
+    }
+
+    const fn skip(&mut self) -> Passage {
+        self.has_skipped = true;
+        Passage::SeqnoOnly
     }
 
     fn check_event(
@@ -333,6 +349,11 @@ impl Filter {
         if event == SystemEventId::MODIFY_COLLECTION && !self.tells_modifications {
             return Passage::SeqnoOnly;
         }
+        // Storage keeps what was dropped as a tombstone too.
+        let is_drop = matches!(event, SystemEventId::END_COLLECTION | SystemEventId::DROP_SCOPE);
+        if is_drop && self.view.skips_deletions {
+            return self.skip();
+        }
         Passage::Passes
     }
 }
@@ -340,7 +361,8 @@ impl Filter {
 impl From<Rule> for Filter {
     fn from(rule: Rule) -> Self {
         let exhausted = matches!(&rule, Rule::Collections(ids) if ids.is_empty());
-        Self { rule, exhausted, tells_modifications: false, view: View::default() }
+        let view = View::default();
+        Self { rule, exhausted, tells_modifications: false, view, has_skipped: false }
     }
 }
 

@@ -4,6 +4,7 @@ use dcp_wire::message::{Open, OpenFlags};
 use dcp_wire::{Datatype, Frame};
 use serde_json::{Map, Value};
 
+use super::ServerVersion;
 use super::refusal::Refusal;
 
 /// Which end of DCP the server is on a connection.
@@ -18,23 +19,29 @@ pub(super) enum Role {
 /// Longest connection name in bytes.
 const MAX_NAME_LEN: usize = 250;
 
-/// Flags this server knows.
+/// Flags that servers know since 7.0.
 const KNOWN_FLAGS: OpenFlags = OpenFlags::PRODUCER
     .union(OpenFlags::INCLUDE_XATTRS)
     .union(OpenFlags::NO_VALUE)
     .union(OpenFlags::INCLUDE_DELETE_TIMES)
     .union(OpenFlags::NO_VALUE_WITH_UNDERLYING_DATATYPE)
-    .union(OpenFlags::INCLUDE_DELETED_USER_XATTRS)
-    .union(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
+    .union(OpenFlags::INCLUDE_DELETED_USER_XATTRS);
 
 /// Checks a DCP_OPEN on its own, in the server's order.
-pub(super) fn check_open<'a>(frame: &Frame<'a>) -> Result<(Open<'a>, Role), Refusal> {
+pub(super) fn check_open<'a>(
+    frame: &Frame<'a>,
+    version: ServerVersion,
+) -> Result<(Open<'a>, Role), Refusal> {
     let open = Open::decode(frame)?;
     if open.name.len() > MAX_NAME_LEN {
         return Err(Refusal::invalid("connection name of more than 250 bytes"));
     }
     let flags = open.flags;
-    let unknown = flags.difference(KNOWN_FLAGS);
+    let known = match version.skips_deletions() {
+        true => KNOWN_FLAGS.union(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL),
+        false => KNOWN_FLAGS,
+    };
+    let unknown = flags.difference(known);
     if !unknown.is_empty() {
         return Err(Refusal::UnknownFlags(unknown.bits()));
     }

@@ -70,6 +70,8 @@ impl Stream {
         }
         let is_first = self.last_read == Seqno::ZERO && self.last_marker_end.is_none();
         if is_first && let Some(sending) = self.oso.open(&self.filter, vbucket) {
+            // In this order servers send them all.
+            self.filter.stop_skipping();
             self.phase = Phase::SendingByKey(sending);
             return true;
         }
@@ -211,7 +213,7 @@ impl Stream {
         if let Some(cursor) = &self.cursor {
             cursor.advance(read_up_to);
         }
-        self.filter.view_mut().skips_deletions = false;
+        self.filter.stop_skipping();
         if begins_checkpoint {
             self.at_checkpoint = true;
             self.checkpoint_start = checkpoint_start;
@@ -401,8 +403,12 @@ impl Stream {
         }
         match sending.items {
             Items::Memory(_) => sending.end,
-            // The snapshot for an exhausted filter is announced anyway.
-            Items::Disk { .. } => sending.end.filter(|_| self.filter.is_exhausted()),
+            // The snapshot for an exhausted filter is announced anyway, and so is one of which the
+            // client skips everything.
+            Items::Disk { .. } => {
+                let is_announced = self.filter.is_exhausted() || self.filter.has_skipped();
+                sending.end.filter(|_| is_announced)
+            }
         }
     }
 
@@ -467,7 +473,7 @@ impl Stream {
     fn finish_snapshot(&mut self, read_up_to: Seqno, from_disk: bool) {
         self.last_read = self.last_read.max(read_up_to);
         self.at_checkpoint |= from_disk && self.fields.disk_checkpoint;
-        self.filter.view_mut().skips_deletions = false;
+        self.filter.stop_skipping();
         if self.filter.is_exhausted() {
             self.end(StreamEndReason::FILTER_EMPTY);
         } else if self.last_read >= self.end_seqno || (self.disk_only && from_disk) {

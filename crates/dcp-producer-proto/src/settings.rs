@@ -51,6 +51,13 @@ impl ServerVersion {
         self.major > major || (self.major == major && self.minor >= minor)
     }
 
+    /// Whether a client may ask for first loads without deletions. Released servers do not know it
+    /// yet; the newest one that is played does, so that clients can be tested.
+    #[must_use]
+    pub const fn skips_deletions(self) -> bool {
+        self.is_at_least(8, 0)
+    }
+
     /// Whether this is a version from before collections, which behaves differently in many
     /// respects.
     #[must_use]

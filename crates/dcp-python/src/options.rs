@@ -6,7 +6,8 @@ use std::time::Duration;
 use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
     Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
-    End, Filter, OnPurge, OnRollback, Pem, SrvTargets, Start, StreamOptions, TlsOptions,
+    End, Filter, InitialDeletions, OnPurge, OnRollback, Pem, SrvTargets, Start, StreamOptions,
+    TlsOptions,
 };
 use dcp_proto::plan::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
@@ -167,6 +168,8 @@ pub(crate) fn stream(
     options.history = include.contains(&Include::History);
     options.on_purge = arguments.word("on_purge", options.on_purge, &ON_PURGE)?;
     options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
+    options.initial_deletions =
+        arguments.word("initial_deletions", options.initial_deletions, &INITIAL_DELETIONS)?;
     options.caught_up = table.system_events();
     options.compressed = settings.compressed;
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;
@@ -284,6 +287,13 @@ fn nanoseconds(since: &Bound<'_, PyAny>) -> PyResult<u64> {
 /// Keywords of `on_rollback`.
 const ON_ROLLBACK: [(&str, OnRollback); 3] =
     [("emit", OnRollback::Emit), ("fail", OnRollback::Fail), ("resync", OnRollback::Resync)];
+
+/// Keywords of `initial_deletions`.
+const INITIAL_DELETIONS: [(&str, InitialDeletions); 3] = [
+    ("deliver", InitialDeletions::Deliver),
+    ("skip", InitialDeletions::Skip),
+    ("skip_if_supported", InitialDeletions::SkipIfSupported),
+];
 
 /// Keywords of `on_purge`.
 const ON_PURGE: [(&str, OnPurge); 3] =

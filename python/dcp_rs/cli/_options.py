@@ -451,6 +451,12 @@ _READING = {
     "out_of_order": click.option(
         "--out-of-order", is_flag=True, help="Allow first loads in key order."
     ),
+    "initial_deletions": click.option(
+        "--initial-deletions",
+        type=click.Choice(["deliver", "skip", "skip_if_supported"]),
+        help="Whether the server leaves out the deletions of first loads"
+        f" ({_STREAM['initial_deletions']}).",
+    ),
     "on_rollback": click.option(
         "--on-rollback",
         type=click.Choice(["emit", "fail", "resync"]),

@@ -70,6 +70,13 @@ impl Ledger {
         })
     }
 
+    /// The documents there are: key and value.
+    #[must_use]
+    pub fn live(&self) -> BTreeMap<String, Bytes> {
+        let newest = self.newest().map(|(vbid, key, seqno)| (key, &self.vbuckets[&vbid][&seqno]));
+        newest.filter_map(|(key, written)| Some((key.to_owned(), written.value.clone()?))).collect()
+    }
+
     /// Changes of every key counted once.
     #[must_use]
     pub fn keys(&self) -> usize {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use dcp_proto::consumer::{BootstrapError, Reaction, Step};
 use dcp_proto::topology::Address;
 use dcp_wire::message::Control;
-use dcp_wire::{DecodeError, Opcode};
+use dcp_wire::{DecodeError, Feature, Opcode};
 
 use crate::error::Seconds;
 use crate::{Chain, Error, ErrorKind, tls};
@@ -75,6 +75,13 @@ pub(super) fn lost(address: &Address, heard: bool, error: Option<io::Error>) -> 
 pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error {
     use BootstrapError as E;
 
+    if let E::FeatureMissing(Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL) = error {
+        let problem = format!(
+            "{address} cannot leave out the deletions of first loads, which needs a server newer \
+             than 8.0: deliver them, or skip them if supported"
+        );
+        return Error::option(&["initial_deletions"], problem);
+    }
     let kind = match error {
         E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,

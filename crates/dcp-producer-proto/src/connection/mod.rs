@@ -233,7 +233,7 @@ impl Connection {
         request: &Frame<'_>,
         source: Option<&S>,
     ) -> Result<(), Refusal> {
-        let (open, role) = check_open(request)?;
+        let (open, role) = check_open(request, self.config.server_version)?;
         if self.opened.is_some() {
             return Err(Refusal::invalid("the connection is already opened for DCP"));
         }

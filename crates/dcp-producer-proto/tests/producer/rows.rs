@@ -178,6 +178,10 @@ fn connections_are_opened_by_the_rows() {
             return open_without_bucket(&open, &row["expect"]);
         }
         let mut client = Client::new(Bucket::with(VBucket::new()), LEGACY);
+        if let Some(server_version) = version(&row["server"]) {
+            let config = ConnectionConfig { server_version, ..ConnectionConfig::default() };
+            client.connection = Connection::new(config);
+        }
         if flag(row, "twice") {
             assert_eq!(client.status(&open), Status::SUCCESS);
         }

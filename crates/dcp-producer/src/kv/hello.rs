@@ -1,5 +1,6 @@
 //! HELLO: the features of a connection.
 
+use dcp_producer_proto::ServerVersion;
 use dcp_wire::Feature;
 
 use super::command::Command;
@@ -9,7 +10,7 @@ use super::session::{Features, MapPush};
 impl Features {
     /// The features in `wanted` that are offered, in the order of their codes, and the resulting
     /// settings.
-    fn negotiate(wanted: &[Feature]) -> (Vec<Feature>, Self) {
+    fn negotiate(wanted: &[Feature], version: ServerVersion) -> (Vec<Feature>, Self) {
         let mut features = Self::default();
         let mut granted: Vec<Feature> = Vec::with_capacity(wanted.len());
         let duplex = wanted.contains(&Feature::DUPLEX);
@@ -37,6 +38,7 @@ impl Features {
                 Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
+                Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL => version.skips_deletions(),
                 // Excludes DCP.
                 Feature::UNORDERED_EXECUTION => set(&mut features.dcp.unordered_execution),
                 Feature::TCP_NODELAY
@@ -81,7 +83,7 @@ impl Command<'_, '_> {
         if push && !wanted.contains(&Feature::DUPLEX) {
             return Err(Failure::Invalid("cluster map notifications need duplex"));
         }
-        let (granted, features) = Features::negotiate(&wanted);
+        let (granted, features) = Features::negotiate(&wanted, self.session.version);
         self.session.features = features;
         let value: Vec<u8> = granted.iter().flat_map(|feature| feature.0.to_be_bytes()).collect();
         self.succeed(self.success().with_value(&value))
@@ -102,17 +104,26 @@ mod tests {
             Feature::XERROR,
             Feature::UNORDERED_EXECUTION,
         ];
-        let (granted, features) = Features::negotiate(&wanted);
+        let (granted, features) = Features::negotiate(&wanted, ServerVersion::NEWEST);
         assert_eq!(granted, [Feature::XERROR, Feature::JSON, Feature::UNORDERED_EXECUTION]);
         assert!(features.dcp.xerror && features.dcp.json && !features.dcp.collections);
         assert!(features.dcp.unordered_execution, "DCP cannot be opened");
     }
 
     #[test]
+    fn op_10_feature_of_first_loads_without_deletions_is_granted_where_the_flag_is_known() {
+        const OLDER: ServerVersion = ServerVersion { major: 7, minor: 6, patch: 11 };
+        let wanted = [Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL];
+        assert_eq!(Features::negotiate(&wanted, ServerVersion::NEWEST).0, wanted);
+        assert_eq!(Features::negotiate(&wanted, OLDER).0, []);
+    }
+
+    #[test]
     fn map_notification_is_brief_if_a_client_wants_both() {
         let full = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION;
         let brief = Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF;
-        let push = |wanted: &[Feature]| Features::negotiate(wanted).1.map_push;
+        let push =
+            |wanted: &[Feature]| Features::negotiate(wanted, ServerVersion::NEWEST).1.map_push;
         assert_eq!(push(&[full, Feature::DUPLEX]), MapPush::Full);
         assert_eq!(push(&[brief, full, Feature::DUPLEX]), MapPush::Brief);
         assert_eq!(push(&[Feature::DUPLEX]), MapPush::Off);

@@ -129,6 +129,12 @@ impl Capability {
             "the open flag INCLUDE_DELETED_USER_XATTRS is not sent",
         ),
         since(
+            Negotiated::Feature(Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL),
+            (8, 1),
+            "the open flag SKIP_DELETES_IN_INITIAL_BACKFILL is not sent",
+        )
+        .asked("with `initial_deletions`"),
+        since(
             Negotiated::Feature(Feature::COLLECTIONS),
             (7, 0),
             "everything is in the default collection; `collections` may name only that one",
@@ -144,6 +150,12 @@ impl Capability {
             "tombstones have no user xattrs",
         )
         .asked("with the column `xattrs`"),
+        since(
+            Negotiated::OpenFlag(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL),
+            (8, 1),
+            "first loads have deletions, or `initial_deletions=\"skip\"` fails with `ConfigError`",
+        )
+        .asked("with `initial_deletions`"),
         always(Negotiated::Control(Control::ENABLE_NOOP)),
         always(Negotiated::Control(Control::SET_NOOP_INTERVAL)),
         always(Negotiated::Control(Control::CONNECTION_BUFFER_SIZE)),

@@ -1,6 +1,7 @@
 //! The embedded producer, the consumer and record batches, put together.
 
 mod finite;
+mod first_loads;
 mod flow;
 mod resume;
 mod rollback;

@@ -89,6 +89,9 @@ pub struct DcpOpen {
     pub flags: OpenFlags,
     /// Settings, in the order they are sent.
     pub controls: Vec<ControlSetting>,
+    /// Features that the flags need. They are asked for besides those of the bootstrap, which fails
+    /// without them.
+    pub required_features: Vec<Feature>,
 }
 
 impl DcpOpen {
@@ -113,7 +116,7 @@ impl DcpOpen {
             ControlSetting::optional(Control::MAX_MARKER_VERSION, "2.2")
                 .needing(Feature::COLLECTIONS),
         ];
-        Self { name: name.into(), flags, controls }
+        Self { name: name.into(), flags, controls, required_features: Vec::new() }
     }
 
     /// The same with one more setting.

@@ -14,6 +14,7 @@ pub use config::{
 use core::fmt;
 
 use bytes::BytesMut;
+use dcp_wire::message::OpenFlags;
 use dcp_wire::sasl::{Mechanism, ScramClient};
 use dcp_wire::{Feature, Frame, Magic, Opaque, Opcode, Status};
 use zeroize::{Zeroize, Zeroizing};
@@ -117,9 +118,15 @@ impl Bootstrap {
     /// # Errors
     /// [`BootstrapError::TooLong`] or [`BootstrapError::FeatureMissing`] if the configuration
     /// cannot work with any server.
-    pub fn new(config: BootstrapConfig) -> Result<Self, BootstrapError> {
+    pub fn new(mut config: BootstrapConfig) -> Result<Self, BootstrapError> {
         if config.dcp.as_ref().is_some_and(|dcp| !(1..=MAX_NAME_LEN).contains(&dcp.name.len())) {
             return Err(BootstrapError::TooLong { what: "the connection name" });
+        }
+        if let Some(dcp) = &config.dcp {
+            if dcp.flags.contains(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL) {
+                config.features.push(Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL);
+            }
+            config.required_features.extend(&dcp.required_features);
         }
         let mut bootstrap = Self {
             phase: Phase::Negotiate,

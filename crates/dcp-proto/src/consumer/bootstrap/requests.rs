@@ -76,6 +76,9 @@ impl Bootstrap {
             // Servers before 6.6 refuse a flag that they do not know.
             flags.remove(OpenFlags::INCLUDE_DELETED_USER_XATTRS);
         }
+        if !self.features.contains(&Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL) {
+            flags.remove(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
+        }
         let open = Open { flags, name: dcp.name.as_bytes(), value: &[], datatype: Datatype::RAW };
         let opaque = self.issue(Step::Open);
         open.encode(opaque, &mut *self.out)

@@ -334,7 +334,7 @@ fn server_without_collections_is_sent_nothing_that_needs_them() {
 
 #[test]
 fn settings_unknown_to_a_server_are_skipped_and_busy_ones_are_not() {
-    let open = DcpOpen { name: "n".to_owned(), flags: OpenFlags::empty(), controls: vec![] };
+    let open = DcpOpen { controls: vec![], ..DcpOpen::new("n", OpenFlags::empty(), 0, 0) };
     let open = open.with(ControlSetting::optional("unknown", 1));
     let lenient = || BootstrapConfig { dcp: Some(open.clone()), ..config() };
     let mut server = Login::answering(Opcode::DCP_CONTROL, Status::EINVAL, b"");
@@ -568,29 +568,50 @@ proptest! {
     }
 }
 
+/// The flags that a DCP connection is opened with on a server with such features.
+fn flags_sent(features: Option<Vec<Feature>>, dcp: DcpOpen) -> OpenFlags {
+    let mut server = Login { features, ..Login::default() };
+    let mut bootstrap = Bootstrap::new(BootstrapConfig { dcp: Some(dcp), ..config() }).unwrap();
+    let mut opened = None;
+    while !bootstrap.is_done() {
+        for request in drain(&mut bootstrap) {
+            if request.opcode() == Opcode::DCP_OPEN {
+                opened = Some(Open::decode(&request.frame()).unwrap().flags);
+            }
+            feed(&mut bootstrap, &server.answer(&request)).unwrap();
+        }
+    }
+    opened.expect("it is opened")
+}
+
 /// Servers before 6.6 refuse a DCP_OPEN with a flag that they do not know, and no feature is called
 /// like it.
 #[test]
 fn user_xattrs_of_deletions_are_requested_where_the_server_has_them() {
     let flags = OpenFlags::INCLUDE_XATTRS | OpenFlags::INCLUDE_DELETED_USER_XATTRS;
-    for is_granted in [true, false] {
-        let mut server = Login::default();
-        if !is_granted {
-            server.features = Some(vec![Feature::XERROR, Feature::SELECT_BUCKET]);
-        }
-        let mut config = config();
-        config.dcp = Some(DcpOpen::new("name", flags, 1024, 20));
-        let mut bootstrap = Bootstrap::new(config).unwrap();
-        let mut opened = None;
-        while !bootstrap.is_done() {
-            for request in drain(&mut bootstrap) {
-                if request.opcode() == Opcode::DCP_OPEN {
-                    let open = Open::decode(&request.frame()).unwrap();
-                    opened = Some(open.flags.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS));
-                }
-                feed(&mut bootstrap, &server.answer(&request)).unwrap();
-            }
-        }
-        assert_eq!(opened, Some(is_granted));
+    let older = Some(vec![Feature::XERROR, Feature::SELECT_BUCKET]);
+    for (features, is_granted) in [(None, true), (older, false)] {
+        let sent = flags_sent(features, DcpOpen::new("name", flags, 1024, 20));
+        assert_eq!(sent.contains(OpenFlags::INCLUDE_DELETED_USER_XATTRS), is_granted);
     }
+}
+
+#[test]
+fn op_10_deletions_are_skipped_where_the_server_can_and_required_if_asked_for() {
+    let (flag, feature) = (
+        OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL,
+        Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL,
+    );
+    let open = DcpOpen::new("name", flag, 1024, 20);
+    let older = Some(BootstrapConfig::FEATURES.to_vec());
+    let newer = Some([&BootstrapConfig::FEATURES[..], &[feature]].concat());
+    assert!(flags_sent(newer.clone(), open.clone()).contains(flag));
+    assert!(!flags_sent(older.clone(), open.clone()).contains(flag), "they would refuse it");
+    let none = DcpOpen::new("name", OpenFlags::empty(), 1024, 20);
+    assert!(!flags_sent(newer.clone(), none).contains(flag));
+    let required = DcpOpen { required_features: vec![feature], ..open };
+    assert!(flags_sent(newer, required.clone()).contains(flag));
+    let mut server = Login { features: older, ..Login::default() };
+    let strict = BootstrapConfig { dcp: Some(required), ..config() };
+    assert_eq!(failure(&mut server, strict), BootstrapError::FeatureMissing(feature));
 }
