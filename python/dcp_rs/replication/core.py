@@ -166,6 +166,8 @@ class Replication:
             collections=collections,
             persisted_only=settings.persisted_only,
             on_purge=settings.on_purge,
+            # A table is loaded into rows of its own: what was removed before is not among them.
+            initial_deletions="skip_if_supported" if settings.mode == "table" else "deliver",
             include="system_events",
             on_rollback="resync" if settings.mode == "table" else "emit",
             batch=BatchPolicy(
