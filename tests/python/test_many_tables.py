@@ -342,6 +342,16 @@ def assert_is_as(lake, written):
     assert lake.rejects() == written.rejects()
 
 
+def test_what_is_removed_in_an_interrupted_first_load_is_removed_from_the_tables_that_had_it(
+    cluster, written, lake
+):
+    interrupt(cluster, lake)
+    for number in range(20):
+        cluster.remove(f"key_{number}")
+    replicas.replicate(cluster, lake)
+    assert_is_as(lake, written)
+
+
 def test_a_table_that_has_what_a_failover_lost_is_read_by_its_own_stream(
     cluster, written, lake, caplog
 ):

@@ -157,17 +157,28 @@ class Replication:
         start: Checkpoint | Literal["earliest"],
         collections: list[str] | None,
         *,
+        fills: bool = True,
         until_now: bool,
     ) -> ChangeStream:
+        """Opens a stream.
+
+        Args:
+            start: Where it begins.
+            collections: Collections that it reads.
+            fills: Whether the tables have no rows of a vBucket that it reads from the beginning, or
+                only such as are removed when it has been read.
+            until_now: Whether it ends with what the bucket has now.
+        """
         settings = self._settings
+        skips = settings.mode == "table" and fills
         return self._client.stream(
             start=start,
             until="now" if until_now else None,
             collections=collections,
             persisted_only=settings.persisted_only,
             on_purge=settings.on_purge,
-            # A table is loaded into rows of its own: what was removed before is not among them.
-            initial_deletions="skip_if_supported" if settings.mode == "table" else "deliver",
+            # What was removed before is not among the rows that it fills a table with.
+            initial_deletions="skip_if_supported" if skips else "deliver",
             include="system_events",
             on_rollback="resync" if settings.mode == "table" else "emit",
             batch=BatchPolicy(

@@ -26,7 +26,21 @@ if TYPE_CHECKING:
     from dcp_rs.stream import ChangeStream
 
     Start = Checkpoint | Literal["earliest"]
-    Opening = Callable[[Start, list[str] | None], ChangeStream]
+
+    class Opening(Protocol):
+        """Opens a stream."""
+
+        def __call__(
+            self, start: Start, collections: list[str] | None, *, fills: bool = True
+        ) -> ChangeStream:
+            """Opens a stream of collections from a position.
+
+            Args:
+                start: Where it begins.
+                collections: Collections that it reads.
+                fills: Whether no table has read some of a vBucket that it reads from the beginning.
+            """
+
 
 _log = logging.getLogger("dcp_rs.replication")
 
@@ -292,7 +306,8 @@ class TablePerCollection:
                 generation = table.state.generation + 1
                 _log.warning("generation %d of %s begins: %s", generation, name, why)
             new.append((table, number))
-        stream = opening(self._start(client, names, kept, has_new=bool(new)), names)
+        start = self._start(client, names, kept, has_new=bool(new))
+        stream = opening(start, names, fills=not _has_more(kept, start))
         begun = stream.checkpoint()
         for table, number in new:
             table.begin(begun, number)
@@ -402,3 +417,12 @@ class TablePerCollection:
 
 def _qualified(name: str) -> str:
     return name if "." in name else f"_default.{name}"
+
+
+def _has_more(tables: list[Table], start: Start) -> bool:
+    """Whether a table has read some of a vBucket that a stream reads from the beginning."""
+    begun = {} if start == "earliest" else start.seqnos
+    read = (table.known.checkpoint.seqnos for table in tables)
+    return any(
+        seqno and not begun.get(vbucket, 0) for have in read for vbucket, seqno in have.items()
+    )
