@@ -8,7 +8,7 @@ use std::time::Duration;
 use dcp_proto::checkpoint::CheckpointError;
 use dcp_proto::consumer::{Failure, ProtocolError};
 use dcp_proto::topology::Address;
-use dcp_wire::{Opcode, Seqno, Status, Vbid};
+use dcp_wire::{DecodeError, Opcode, Seqno, Status, Vbid};
 
 type Source = Box<dyn StdError + Send + Sync + 'static>;
 
@@ -50,7 +50,8 @@ pub enum ErrorKind {
     Tls,
     /// The server lacks a required feature.
     Unsupported,
-    /// The same packet ended three connections without progress of its vBucket in between.
+    /// The same packet ended three connections without progress of its vBucket in between, or bytes
+    /// that are no packet did without progress of any vBucket.
     UnusablePacket,
 }
 
@@ -195,6 +196,15 @@ impl Error {
         let mut error = Self::new(ErrorKind::UnusablePacket, message).with_vbid(packet.vbid);
         error.0.seqno = packet.seqno;
         error.with_opcode(packet.opcode).with_source(*packet)
+    }
+
+    /// Bytes that are no packet have ended too many connections to a node.
+    pub(crate) fn unusable_bytes(node: &Address, error: DecodeError) -> Self {
+        let message = format!(
+            "{node} keeps sending bytes that are no packet ({error}): look for what may alter them on \
+             the way, such as a proxy, or else please report this"
+        );
+        Self::new(ErrorKind::UnusablePacket, message).with_source(error)
     }
 
     /// A vBucket was unreachable for the whole retry timeout.

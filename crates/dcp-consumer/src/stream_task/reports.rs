@@ -125,7 +125,8 @@ impl<S: BatchSink> StreamTask<S> {
             "connection lost");
         let cause = error.kind();
         self.stats.events.push(StreamEvent::ConnectionLost { node, error: text, cause });
-        if let Some(error) = self.poison_packets.lost(&error, &streams) {
+        let address = self.connections.address_of(id);
+        if let Some(error) = self.poison_packets.lost(address, &error, &streams) {
             return Err(error);
         }
         self.persistence.forget_all(id);

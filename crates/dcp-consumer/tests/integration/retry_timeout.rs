@@ -320,6 +320,29 @@ async fn packet_that_cannot_be_used_is_not_requested_for_ever() {
     assert!(lost.iter().all(|text| text.contains("snapshot marker [255")), "{lost:?}");
 }
 
+#[tokio::test]
+async fn bytes_that_are_no_packet_are_not_requested_for_ever() {
+    let producer = producer(1, 2).await;
+    write(&producer, 0..20);
+    // The first byte of the changes of one vBucket is none that a packet begins with.
+    let rules = r#"[{"condition": {"opcode": "DCP_MUTATION", "vbucket": 1},
+        "reaction": {"corrupt": {"offset": 0}}}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let mut stream = endless(&connect(&producer).await, ANSWER_TIMEOUT).await;
+    let begun = Instant::now();
+    let error = loop {
+        let next = timeout(ANSWER_TIMEOUT, stream.next()).await.expect("it is asked for again");
+        if let Err(error) = next.unwrap() {
+            break error;
+        }
+    };
+    assert!(begun.elapsed() < A_WHILE * 5, "{:?}", begun.elapsed());
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::UnusablePacket, None), "{error:?}");
+    let text = error.to_string();
+    assert!(text.contains("sending bytes that are no packet") && text.contains("0x7f"), "{text}");
+    assert!((2..6).contains(&stream.stats().reconnects), "{:?}", stream.stats());
+}
+
 /// Cannot take anything.
 #[derive(Default)]
 struct Panics;
