@@ -2,8 +2,8 @@
 //!
 //! Nodes push new maps, but one that is cut off from its cluster has none: it streams what it has,
 //! and a failover that gave its vBuckets to others stays unknown for as long as the connection
-//! lasts. Of several nodes, the others know. So a stream that uses only one node asks another one
-//! from time to time.
+//! lasts. The others know, but several nodes may be cut off together. So a stream that does not use
+//! all nodes asks another one from time to time.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -87,12 +87,13 @@ impl<C> MapWatch<C> {
         now >= self.poll_at
     }
 
-    /// Whom to ask now, with so many connections in use. A single node may be cut off from its
-    /// cluster, so that its map is old: others are asked as well once a vBucket `has_waited` for a
-    /// [`POLL_INTERVAL`].
+    /// Whom to ask now, with so many connections in use. If they do not lead to all nodes, they may
+    /// lead to those that are cut off from the cluster, so that their maps are old: others are asked
+    /// as well once a vBucket `has_waited` for a [`POLL_INTERVAL`].
     pub(super) fn poll(&mut self, connections: usize, has_waited: bool, now: Instant) -> MapPoll {
         self.poll_at = now + POLL_INTERVAL;
-        let any_node = connections == 0 || (connections == 1 && has_waited);
+        let are_some = connections < self.data_nodes.len().max(2);
+        let any_node = connections == 0 || (are_some && has_waited);
         MapPoll { over_connection: connections > 0, any_node }
     }
 
@@ -116,11 +117,11 @@ impl<C> MapWatch<C> {
         self.error.as_ref()
     }
 
-    /// Another node to ask for its map, over the connection to it if there is one, if that is due:
-    /// `only_up` is the node that the stream uses if it uses only one.
+    /// Another node to ask for its map, over the connection to it if there is one, if that is due and
+    /// the stream does not use them all: `used` are those that it uses.
     pub(super) fn probe(
         &mut self,
-        only_up: Option<&Address>,
+        used: &[&Address],
         now: Instant,
         randomness: &mut impl Rng,
     ) -> Option<(Address, Option<C>)> {
@@ -130,11 +131,13 @@ impl<C> MapWatch<C> {
         }
         probe.at = now + PROBE_INTERVAL;
         let kept = probe.kept.take();
-        let used = only_up?;
-        let others = self.data_nodes.iter().filter(|address| *address != used);
+        if used.is_empty() {
+            return None;
+        }
+        let others = self.data_nodes.iter().filter(|address| !used.contains(address));
         let address = others.choose(randomness)?.clone();
         probe.is_asking = true;
-        match kept.filter(|(kept, _)| kept != used && self.data_nodes.contains(kept)) {
+        match kept.filter(|(kept, _)| !used.contains(&kept) && self.data_nodes.contains(kept)) {
             Some((kept, connection)) => Some((kept, Some(connection))),
             None => Some((address, None)),
         }
@@ -161,7 +164,7 @@ impl<C> MapWatch<C> {
     }
 }
 
-/// Asking another node for the map while a stream uses only one.
+/// Asking another node for the map while a stream does not use them all.
 #[derive(Debug)]
 struct MapProbe<C> {
     /// When it is asked next.
@@ -224,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn map_fetch_asks_any_node_if_the_only_one_may_be_cut_off() {
+    fn map_fetch_asks_any_node_if_those_in_use_may_be_cut_off() {
         let now = Instant::now();
         let mut watch = watch(&[1, 2], now);
         let mut poll = |connections, has_waited| {
@@ -235,6 +238,10 @@ mod tests {
         assert_eq!(poll(1, false), (true, false));
         assert_eq!(poll(1, true), (true, true));
         assert_eq!(poll(2, true), (true, false));
+        // Two of three may be cut off together.
+        let mut of_three = self::watch(&[1, 2, 3], now);
+        assert!(of_three.poll(2, true, now).any_node && !of_three.poll(2, false, now).any_node);
+        assert!(!of_three.poll(3, true, now).any_node);
     }
 
     #[test]
@@ -249,25 +256,32 @@ mod tests {
     }
 
     #[test]
-    fn map_probe_asks_another_node_only_while_the_stream_uses_one() {
+    fn map_probe_asks_another_node_only_while_the_stream_does_not_use_all() {
         let now = Instant::now();
         let mut watch = watch(&[1, 2], now);
         let mut randomness = randomness();
         let one = node(1);
-        assert_eq!(watch.probe(Some(&one), now, &mut randomness), None, "not due");
+        assert_eq!(watch.probe(&[&one], now, &mut randomness), None, "not due");
         let mut at = now + PROBE_INTERVAL;
         assert_eq!(watch.deadline(false, true), Some(at));
-        assert_eq!(watch.probe(None, at, &mut randomness), None, "it uses both");
+        assert_eq!(watch.probe(&[&one, &node(2)], at, &mut randomness), None, "it uses both");
         at += PROBE_INTERVAL;
-        assert_eq!(watch.probe(Some(&one), at, &mut randomness), Some((node(2), None)));
+        assert_eq!(watch.probe(&[], at, &mut randomness), None, "it uses none");
+        at += PROBE_INTERVAL;
+        assert_eq!(watch.probe(&[&one], at, &mut randomness), Some((node(2), None)));
         assert_eq!(watch.deadline(false, true), None, "it is being asked");
-        assert_eq!(watch.probe(Some(&one), at + PROBE_INTERVAL, &mut randomness), None);
+        assert_eq!(watch.probe(&[&one], at + PROBE_INTERVAL, &mut randomness), None);
 
         watch.probed(Some((node(2), 5)), at);
         at += PROBE_INTERVAL;
-        assert_eq!(watch.probe(Some(&one), at, &mut randomness), Some((node(2), Some(5))));
+        assert_eq!(watch.probe(&[&one], at, &mut randomness), Some((node(2), Some(5))));
         watch.probed(Some((node(2), 5)), at);
         assert_eq!(watch.into_connection(), Some(5));
+
+        // Two of three may be cut off together.
+        let mut of_three = self::watch(&[1, 2, 3], now);
+        let (used, at) = ([&one, &node(2)], now + PROBE_INTERVAL);
+        assert_eq!(of_three.probe(&used, at, &mut randomness), Some((node(3), None)));
     }
 
     #[test]
@@ -277,7 +291,7 @@ mod tests {
             let mut watch = watch(&[1, 2], now);
             watch.probed(Some((node(2), 5)), now);
             watch.follow(map(), nodes.map(node).into());
-            let probed = watch.probe(Some(&node(used)), now + PROBE_INTERVAL, &mut randomness);
+            let probed = watch.probe(&[&node(used)], now + PROBE_INTERVAL, &mut randomness);
             assert_eq!(probed, Some((node(3), None)));
         }
     }
@@ -289,9 +303,9 @@ mod tests {
         watch_of_two.probed(None, now);
         let one = node(1);
         let early = now + PROBE_AFTER_FAILURE - Duration::from_millis(1);
-        assert_eq!(watch_of_two.probe(Some(&one), early, &mut randomness), None);
+        assert_eq!(watch_of_two.probe(&[&one], early, &mut randomness), None);
         let late = now + PROBE_AFTER_FAILURE;
-        assert!(watch_of_two.probe(Some(&one), late, &mut randomness).is_some());
-        assert_eq!(watch(&[1], now).probe(Some(&one), late, &mut randomness), None);
+        assert!(watch_of_two.probe(&[&one], late, &mut randomness).is_some());
+        assert_eq!(watch(&[1], now).probe(&[&one], late, &mut randomness), None);
     }
 }

@@ -401,8 +401,8 @@ impl<S: BatchSink> StreamTask<S> {
 
     /// Requests the map from a node that the stream does not use, if that is due.
     fn probe_map(&mut self, now: Instant) {
-        let only_up = self.connections.only_up();
-        if let Some((address, kept)) = self.map.probe(only_up, now, &mut self.randomness) {
+        let used: Vec<_> = self.connections.up().map(|(address, _)| address).collect();
+        if let Some((address, kept)) = self.map.probe(&used, now, &mut self.randomness) {
             self.children.probe_map(address, kept);
         }
     }

@@ -3,10 +3,16 @@
 use dcp_test::with;
 use std::time::Duration;
 
-use dcp_consumer::{ChangeStream, End, ErrorKind, Start, StreamEvent, StreamOptions};
+use dcp_consumer::{
+    ChangeStream, Client, ConnectOptions, Credentials, End, ErrorKind, Start, StreamEvent,
+    StreamOptions,
+};
 use dcp_producer::{Producer, parse_rules};
-use dcp_wire::{Seqno, Vbid};
-use tokio::time::{sleep, timeout};
+use dcp_test::scripted_server::ScriptedServer;
+use dcp_test::traces::{EventKind, Scenario};
+use dcp_wire::message::StreamEndReason;
+use dcp_wire::{Frame, MAX_BODY_LEN, Opcode, Seqno, Vbid};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::embedded::{
     ANSWER_TIMEOUT, cluster_options, connect, options, read_all, row, take, write,
@@ -124,6 +130,105 @@ async fn connection_that_falls_silent_is_made_again() {
     let mut stream = endless(&producer, interval).await;
     take_keys(&mut stream, 20, 0).await;
     assert_eq!(stream.stats().reconnects, 1);
+}
+
+/// What a stream says of the connections it has lost: node and reason.
+fn lost(stream: &ChangeStream<Vec<Item>>) -> Vec<(String, String)> {
+    let lost = |event| match event {
+        StreamEvent::ConnectionLost { node, error, .. } => Some((node, error)),
+        _ => None,
+    };
+    stream.take_events().into_iter().filter_map(lost).collect()
+}
+
+#[tokio::test]
+async fn vbucket_whose_close_is_never_answered_moves_all_the_same() {
+    let producer = cluster(2, 1, 0).await;
+    let interval = |options: &mut StreamOptions| options.noop_interval = Duration::from_secs(1);
+    let mut stream = endless(&producer, interval).await;
+    write(&producer, 0..10);
+    take_keys(&mut stream, 10, 0).await;
+    // The node answers noops, and neither the close nor that it has ended the stream gets through.
+    let rules = r#"[
+        {"condition": {"opcode": "DCP_CLOSE_STREAM", "direction": "to_server"}, "reaction": "drop"},
+        {"reaction": "no_stream_end"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let [node] = producer.copies_of(Vbid(0)).unwrap()[..] else { panic!("one copy") };
+    producer.move_vbucket(Vbid(0), 1 - node).unwrap();
+    write(&producer, 10..20);
+    take_keys(&mut stream, 10, 10).await;
+    let lost = lost(&stream);
+    let [(_, reason)] = &lost[..] else { panic!("{lost:?}") };
+    assert!(reason.contains("has not answered the close of vb:0"), "{reason}");
+}
+
+#[tokio::test]
+async fn nodes_that_are_cut_off_together_are_noticed_together_within_two_noop_intervals() {
+    const INTERVAL: Duration = Duration::from_secs(1);
+    let producer = cluster(4, 8, 2).await;
+    let mut stream = endless(&producer, |options| options.noop_interval = INTERVAL).await;
+    write(&producer, 0..100);
+    take_keys(&mut stream, 100, 0).await;
+    producer.persist();
+    // The sockets stay open, and nothing is heard any more.
+    let rules = r#"[{"condition": {"any": [{"node": 0}, {"node": 1}]}, "reaction": "half_open"}]"#;
+    producer.set_faults(parse_rules(rules).unwrap()).unwrap();
+    let begun = Instant::now();
+    let mut nodes = Vec::new();
+    while nodes.len() < 2 {
+        let _ = timeout(Duration::from_millis(10), stream.next()).await;
+        nodes.extend(lost(&stream));
+        assert!(begun.elapsed() < INTERVAL * 5 / 2, "{nodes:?}");
+    }
+    assert!(nodes.iter().all(|(_, reason)| reason.contains("nothing arrived")), "{nodes:?}");
+    assert_eq!(stream.stats().connections, 2, "the others go on");
+    for node in [0, 1] {
+        producer.failover(node, false).unwrap();
+    }
+    write(&producer, 100..200);
+    take_keys(&mut stream, 100, 100).await;
+}
+
+/// The end of a stream is altered to one that is sent once the user's role was taken away.
+#[tokio::test]
+async fn stream_whose_user_loses_the_privilege_ends_with_what_came_before() {
+    let mut scenario = Scenario::load("8.0.2-stream-end-state-replica").unwrap();
+    let mut ends = 0;
+    for event in &mut scenario.events {
+        if let EventKind::ServerPacket(bytes) = &mut event.kind
+            && let Ok(Some((frame, _))) = Frame::parse(bytes, MAX_BODY_LEN)
+            && frame.header.opcode == Opcode::DCP_STREAM_END
+        {
+            let reason = StreamEndReason::LOST_PRIVILEGES.0.to_be_bytes();
+            let at = bytes.len() - reason.len();
+            bytes[at..].copy_from_slice(&reason);
+            ends += 1;
+        }
+    }
+    assert!(ends > 0);
+    let server = ScriptedServer::start(&scenario).await.unwrap();
+    let connection = ConnectOptions::new(server.connection_string())
+        .with_bucket("default")
+        .with_credentials(Credentials::new("reader", "password"));
+    let client = Client::connect(connection).await.unwrap();
+    let options = with(options(Start::Earliest, End::Never), |o| {
+        o.vbuckets = Some(server.vbids());
+    });
+    let mut stream = client.stream(options, Rows::default).await.unwrap();
+    let mut rows = 0;
+    let error = loop {
+        match timeout(ANSWER_TIMEOUT, stream.next()).await.expect("it stalls").unwrap() {
+            Ok(delivered) => rows += delivered.rows,
+            Err(error) => break error,
+        }
+    };
+    assert!(rows > 0, "what came before the end");
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::AccessDenied, false));
+    let text = error.to_string();
+    for part in ["user 'reader'", "data_dcp_reader", "lost the privilege"] {
+        assert!(text.contains(part), "{text}");
+    }
+    assert_eq!(server.finish().await.connections, 2, "nothing is tried again");
 }
 
 #[tokio::test]
