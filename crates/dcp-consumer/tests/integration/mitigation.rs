@@ -100,6 +100,32 @@ async fn rule_11_no_change_is_delivered_that_a_failover_takes_back() {
     }
 }
 
+/// Seqno 3 replaces seqno 1, which is therefore in no snapshot of the active copy any more, and the
+/// replica does not get it. Seqno 2 is on both disks: it is delivered from the middle of the snapshot.
+/// The failover brings seqno 1 back, which the reader gets only because it is rolled back.
+#[tokio::test]
+async fn rule_11_inside_a_deduplicated_snapshot_changes_are_repeated_and_none_is_taken_back() {
+    let producer = cluster(2, 1, 1).await;
+    write(&producer, 0..2);
+    producer.persist();
+    producer.set_replica_lag(VB, 1, None).unwrap();
+    write(&producer, 0..1);
+    producer.persist();
+    let client = connect(&producer).await;
+    let mut stream = stream(&client, persisted_only(Start::Earliest, End::Never)).await;
+    let before = take(&mut stream, 1).await;
+    assert_eq!(seqnos(&before), [2], "both copies have it on disk");
+    held(&mut stream, 1).await;
+    producer.failover(0, false).unwrap();
+    let after = take(&mut stream, 3).await;
+    let Item::Rollback(rollback) = &after[0] else { panic!("{after:?}") };
+    assert_eq!((rollback.seqno, rollback.from_seqno), (Seqno(0), Seqno(2)));
+    assert_eq!(seqnos(&after[1..]), [1, 2]);
+    assert_eq!(after[2], before[0], "the same change again");
+    assert_eq!(row(after[1].clone()).key, b"key-0");
+    producer.shutdown().await;
+}
+
 #[tokio::test]
 async fn rule_11_the_copy_that_persists_least_decides_and_is_shown() {
     let producer = cluster(3, 2, 2).await;
