@@ -4,12 +4,20 @@
 //! be in the domain of the requested name, or a forged answer could send a password to any host
 //! with a certificate.
 
+use std::pin::pin;
+use std::time::Duration;
+
 use dcp_proto::topology::Address;
 use hickory_resolver::TokioResolver;
+use hickory_resolver::config::{ProtocolConfig, ResolverConfig, ResolverOpts};
+use hickory_resolver::lookup::Lookup;
 use hickory_resolver::net::NetError;
+use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::RData;
 use hickory_resolver::proto::rr::rdata::SRV;
+use hickory_resolver::system_conf::read_system_conf;
 use thiserror::Error;
+use tokio::time::sleep;
 
 use crate::SrvTargets;
 
@@ -32,19 +40,78 @@ pub(crate) enum SrvError {
     Elsewhere { service: String, targets: Vec<String> },
 }
 
-/// A resolver with the system's configuration: `/etc/resolv.conf` with its search domains.
-pub(crate) fn resolver() -> Result<TokioResolver, SrvError> {
-    Ok(TokioResolver::builder_tokio()?.build()?)
+/// How long name servers may take to answer over UDP before they are asked over TCP as well: some
+/// networks drop one and not the other.
+const TCP_AFTER: Duration = Duration::from_secs(1);
+
+/// Resolvers of the same name servers. They keep no answers: a cluster whose nodes have all gone is
+/// found where its name leads now.
+pub(crate) struct Resolvers {
+    /// Over UDP, and over TCP for answers that are too long for a datagram.
+    usual: TokioResolver,
+    over_tcp: TokioResolver,
+}
+
+impl Resolvers {
+    /// With the system's configuration: `/etc/resolv.conf` with its search domains.
+    pub(crate) fn of_system() -> Result<Self, SrvError> {
+        let (config, options) = read_system_conf()?;
+        Self::new(config, options)
+    }
+
+    fn new(config: ResolverConfig, mut options: ResolverOpts) -> Result<Self, SrvError> {
+        options.cache_size = 0;
+        let mut tcp_only = config.clone();
+        for server in &mut tcp_only.name_servers {
+            server.connections.retain(|connection| connection.protocol == ProtocolConfig::Tcp);
+        }
+        let build = |config| {
+            let provider = TokioRuntimeProvider::default();
+            TokioResolver::builder_with_config(config, provider)
+                .with_options(options.clone())
+                .build()
+        };
+        Ok(Self { usual: build(config)?, over_tcp: build(tcp_only)? })
+    }
+
+    async fn srv_lookup(&self, service: &str) -> Result<Lookup, NetError> {
+        let mut usual = pin!(self.usual.srv_lookup(service));
+        let mut over_tcp = pin!(async {
+            sleep(TCP_AFTER).await;
+            self.over_tcp.srv_lookup(service).await
+        });
+        let mut has_failed = false;
+        loop {
+            tokio::select! {
+                biased;
+                answered = &mut usual => return match answered {
+                    Err(error) if !is_answer(&error) && !has_failed => {
+                        over_tcp.await.map_err(|_| error)
+                    }
+                    answered => answered,
+                },
+                answered = &mut over_tcp, if !has_failed => match answered {
+                    Err(error) if !is_answer(&error) => has_failed = true,
+                    answered => return answered,
+                },
+            }
+        }
+    }
+}
+
+/// Whether a name server has answered, if only that there is no such record.
+const fn is_answer(error: &NetError) -> bool {
+    matches!(error, NetError::Dns(_))
 }
 
 /// The nodes listed under `service`, by priority. Their domain is that of the name that was found,
 /// which is `service` or `service` within a search domain.
 pub(crate) async fn lookup(
-    resolver: &TokioResolver,
+    resolvers: &Resolvers,
     service: &str,
     wanted: SrvTargets,
 ) -> Result<Vec<Address>, SrvError> {
-    let found = resolver.srv_lookup(service).await?;
+    let found = resolvers.srv_lookup(service).await?;
     let name = found.query().name().to_ascii();
     let records = found.answers().iter().filter_map(|record| match &record.data {
         RData::SRV(record) => Some(record),
@@ -104,12 +171,10 @@ fn is_in_domain(target: &str, host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-    use std::time::Duration;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use hickory_resolver::config::{
-        ConnectionConfig, NameServerConfig, ResolverConfig, ResolverOpts,
-    };
-    use hickory_resolver::net::runtime::TokioRuntimeProvider;
+    use hickory_resolver::config::{ConnectionConfig, NameServerConfig};
     use hickory_resolver::proto::op::{Message, ResponseCode};
     use hickory_resolver::proto::rr::{Name, Record};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -155,7 +220,7 @@ mod tests {
     }
 
     /// A resolver of this name server alone, with a search domain.
-    fn resolver_of(server: SocketAddr) -> TokioResolver {
+    fn resolver_of(server: SocketAddr) -> Resolvers {
         let connections = [ConnectionConfig::udp(), ConnectionConfig::tcp()].map(|mut config| {
             config.port = server.port();
             config
@@ -166,8 +231,7 @@ mod tests {
         let config = ResolverConfig::from_parts(None, search, vec![server]);
         let mut options = ResolverOpts::default();
         (options.timeout, options.attempts) = (Duration::from_millis(300), 1);
-        let builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
-        builder.with_options(options).build().unwrap()
+        Resolvers::new(config, options).unwrap()
     }
 
     async fn nodes(server: SocketAddr) -> Result<Vec<String>, SrvError> {
@@ -265,14 +329,50 @@ mod tests {
             let mut truncated = answer(&buffer[..len], &[]);
             truncated.metadata.truncation = true;
             socket.send_to(&truncated.to_vec().unwrap(), from).await.unwrap();
-            let (mut stream, _) = listener.accept().await.unwrap();
-            let mut question = vec![0; usize::from(stream.read_u16().await.unwrap())];
-            stream.read_exact(&mut question).await.unwrap();
-            let answer = answer(&question, &[(1, 1, 11207, "n1.example.com.")]).to_vec().unwrap();
-            stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
-            stream.write_all(&answer).await.unwrap();
+            answer_over_tcp(&listener, &[(1, 1, 11207, "n1.example.com.")]).await;
         });
         assert_eq!(nodes(address).await.unwrap(), ["n1.example.com:11207"]);
+    }
+
+    /// Answers one question over TCP.
+    async fn answer_over_tcp(listener: &TcpListener, listed: Listed) {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let mut question = vec![0; usize::from(stream.read_u16().await.unwrap())];
+        stream.read_exact(&mut question).await.unwrap();
+        let answer = answer(&question, listed).to_vec().unwrap();
+        stream.write_u16(u16::try_from(answer.len()).unwrap()).await.unwrap();
+        stream.write_all(&answer).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn srv_nodes_come_over_tcp_where_datagrams_are_dropped_or_refused() {
+        for is_dropped in [true, false] {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let silent = UdpSocket::bind(address).await.unwrap();
+            let _silent = is_dropped.then_some(silent);
+            tokio::spawn(async move {
+                answer_over_tcp(&listener, &[(1, 1, 11207, "n1.example.com.")]).await;
+            });
+            assert_eq!(nodes(address).await.unwrap(), ["n1.example.com:11207"], "{is_dropped}");
+        }
+    }
+
+    #[tokio::test]
+    async fn srv_records_that_change_are_followed_whatever_their_time_to_live() {
+        const RECORDS: [Listed; 2] =
+            [&[(1, 1, 11207, "old.example.com.")], &[(1, 1, 11207, "new.example.com.")]];
+        let now = Arc::new(AtomicUsize::new(0));
+        let served = Arc::clone(&now);
+        let server = name_server(move |question| {
+            vec![answer(question, RECORDS[served.load(Ordering::Relaxed)])]
+        });
+        let resolvers = resolver_of(server.await);
+        for (at, host) in ["old.example.com", "new.example.com"].into_iter().enumerate() {
+            now.store(at, Ordering::Relaxed);
+            let nodes = lookup(&resolvers, SERVICE, SrvTargets::SameDomain).await.unwrap();
+            assert_eq!(nodes, [Address::new(host, 11207)]);
+        }
     }
 
     #[tokio::test]

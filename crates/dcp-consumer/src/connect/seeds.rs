@@ -11,7 +11,7 @@ use super::errors::{Stage, no_credentials};
 use super::{Connected, Connector, resolve, share};
 use crate::failure_log::{FailureLog, LOG};
 use crate::retry::Backoff;
-use crate::srv::{self, SrvError};
+use crate::srv::{self, Resolvers, SrvError};
 use crate::{Chain, Credentials, Error, ErrorKind};
 
 /// How long to wait for a seed before the next one is tried as well.
@@ -141,7 +141,7 @@ impl Connector {
             return Ok(written);
         };
         let wanted = self.shared.options.srv_targets;
-        let lookup = async { srv::lookup(&srv::resolver()?, service, wanted).await };
+        let lookup = async { srv::lookup(&Resolvers::of_system()?, service, wanted).await };
         let has_address = async { resolve(host).await.is_ok() };
         // At most half of the time: the rest is for connecting.
         let listed = listed(service, lookup, has_address, share(deadline, 2)).await?;
