@@ -57,7 +57,8 @@ impl Settings {
             .find(|full| full.starts_with(control.key))
             .unwrap_or(control.key);
         let key = str::from_utf8(key).map_err(|_| INVALID)?;
-        if self.version.is_legacy() && !LEGACY_KEYS.contains(&key) {
+        let came_with_6_5 = key == Control::ENABLE_EXPIRY_OPCODE && self.version.is_at_least(6, 5);
+        if self.version.is_legacy() && !LEGACY_KEYS.contains(&key) && !came_with_6_5 {
             return Err(INVALID);
         }
         // Where any value is allowed, it need not be text.

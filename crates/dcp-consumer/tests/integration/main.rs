@@ -23,3 +23,4 @@ mod rows;
 mod server_tables;
 mod set_up;
 mod tls;
+mod upgrades;

@@ -8,8 +8,8 @@ use super::failure::Failure;
 use super::session::{Features, MapPush};
 
 impl Features {
-    /// The features in `wanted` that are offered, in the order of their codes, and the resulting
-    /// settings.
+    /// The features in `wanted` that a server of this version offers, in the order of their codes, and
+    /// the resulting settings.
     fn negotiate(wanted: &[Feature], version: ServerVersion) -> (Vec<Feature>, Self) {
         let mut features = Self::default();
         let mut granted: Vec<Feature> = Vec::with_capacity(wanted.len());
@@ -20,7 +20,7 @@ impl Features {
             features.map_push = MapPush::Full;
         }
         for &feature in wanted {
-            if granted.contains(&feature) {
+            if granted.contains(&feature) || !is_in(feature, version) {
                 continue;
             }
             let offered = match feature {
@@ -38,7 +38,6 @@ impl Features {
                 Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP => set(&mut features.dedupe_maps),
                 Feature::CLUSTER_MAP_CHANGE_NOTIFICATION
                 | Feature::CLUSTER_MAP_CHANGE_NOTIFICATION_BRIEF => duplex,
-                Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL => version.skips_deletions(),
                 // Excludes DCP.
                 Feature::UNORDERED_EXECUTION => set(&mut features.dcp.unordered_execution),
                 Feature::TCP_NODELAY
@@ -50,7 +49,8 @@ impl Features {
                 | Feature::SUBDOC_CREATE_AS_DELETED
                 | Feature::SUBDOC_REPLICA_READ
                 | Feature::SUBDOC_ALLOWS_ACCESS_ON_MULTIPLE_XATTR_KEYS
-                | Feature::SUBDOC_BINARY_XATTR => true,
+                | Feature::SUBDOC_BINARY_XATTR
+                | Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL => true,
                 // The others concern forms of sub-document operations that are not offered.
                 _ => false,
             };
@@ -60,6 +60,20 @@ impl Features {
         }
         granted.sort_unstable_by_key(|feature| feature.0);
         (granted, features)
+    }
+}
+
+/// Whether servers of a version know a feature; those that all know are not listed.
+const fn is_in(feature: Feature, version: ServerVersion) -> bool {
+    match feature {
+        Feature::ALT_REQUEST_SUPPORT | Feature::SYNC_REPLICATION => version.is_at_least(6, 5),
+        Feature::SUBDOC_CREATE_AS_DELETED => version.is_at_least(6, 6),
+        Feature::COLLECTIONS | Feature::PRESERVE_TTL | Feature::VATTR => version.is_at_least(7, 0),
+        Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION
+        | Feature::DEDUPE_NOT_MY_VBUCKET_CLUSTER_MAP
+        | Feature::SUBDOC_REPLICA_READ => version.is_at_least(7, 6),
+        Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL => version.skips_deletions(),
+        _ => true,
     }
 }
 
@@ -116,6 +130,18 @@ mod tests {
         let wanted = [Feature::DCP_SKIP_DELETES_IN_INITIAL_BACKFILL];
         assert_eq!(Features::negotiate(&wanted, ServerVersion::NEWEST).0, wanted);
         assert_eq!(Features::negotiate(&wanted, OLDER).0, []);
+    }
+
+    #[test]
+    fn features_that_a_version_does_not_know_are_not_granted() {
+        let wanted =
+            [Feature::XATTR, Feature::COLLECTIONS, Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION];
+        for (major, minor, known) in [(6, 0, 1), (6, 6, 1), (7, 0, 2), (7, 6, 3), (8, 0, 3)] {
+            let version = ServerVersion { major, minor, patch: 0 };
+            let (granted, features) = Features::negotiate(&wanted, version);
+            assert_eq!(granted, wanted[..known], "{version:?}");
+            assert_eq!(features.dcp.collections, known > 1, "{version:?}");
+        }
     }
 
     #[test]

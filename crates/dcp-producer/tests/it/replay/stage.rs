@@ -320,8 +320,9 @@ impl Stage {
             return;
         }
         let mut out = BytesMut::new();
+        let is_legacy = self.producer.dcp_config().server_version.is_legacy();
         for (vbid, step) in &waiting {
-            encode(*vbid, step, &mut out);
+            encode(*vbid, step, is_legacy, &mut out);
         }
         if self.writer.is_none() {
             let socket = self.producer.dial(self.address_of(self.nodes[0])).unwrap();
@@ -352,25 +353,26 @@ impl Stage {
     }
 }
 
-/// The request that does a step.
-fn encode(vbid: u16, step: &Step, out: &mut BytesMut) {
+/// The request that does a step. Servers without collections know keys only as they are.
+fn encode(vbid: u16, step: &Step, is_legacy: bool, out: &mut BytesMut) {
+    let named = |key: &Vec<u8>| key[usize::from(is_legacy)..].to_vec();
     let request = |opcode| Frame::request(opcode).with_vbid(Vbid(vbid)).with_opaque(Opaque(1));
     let encoded = match &step.deed {
         Deed::Set { key, value, datatype, flags, expiry } => {
             let mut extras = flags.to_be_bytes().to_vec();
             extras.put_u32(*expiry);
-            let request = request(Opcode::SET).with_extras(&extras).with_key(key);
-            request.with_value(value).with_datatype(*datatype).encode(out)
+            let request = request(Opcode::SET).with_extras(&extras);
+            request.with_key(&named(key)).with_value(value).with_datatype(*datatype).encode(out)
         }
         Deed::SetXattr { key, path, value, of_tombstone } => {
             let spec = xattr_spec(path, value);
             // Create; of a tombstone also access deleted and create as deleted.
             let doc_flags: &[u8] = if *of_tombstone { &[0x0d] } else { &[0x01] };
             let request = request(Opcode::SUBDOC_MULTI_MUTATION).with_extras(doc_flags);
-            request.with_key(key).with_value(&spec).encode(out)
+            request.with_key(&named(key)).with_value(&spec).encode(out)
         }
-        Deed::Delete { key } => request(Opcode::DELETE).with_key(key).encode(out),
-        Deed::Expire { key } => request(Opcode::GET).with_key(key).encode(out),
+        Deed::Delete { key } => request(Opcode::DELETE).with_key(&named(key)).encode(out),
+        Deed::Expire { key } => request(Opcode::GET).with_key(&named(key)).encode(out),
         other => panic!("{other:?} is no document's"),
     };
     encoded.unwrap();
