@@ -59,7 +59,7 @@ impl Connection {
         options.network = arguments.word("network", options.network, &networks)?;
         let targets = [("same_domain", SrvTargets::SameDomain), ("any", SrvTargets::Any)];
         options.srv_targets = arguments.word("srv_targets", options.srv_targets, &targets)?;
-        let all = Mechanism::ALL.map(|mechanism| (mechanism.name(), mechanism));
+        let all = Mechanism::PASSWORD.map(|mechanism| (mechanism.name(), mechanism));
         let mechanism = |name: String| {
             let name = PyString::new(arguments.py(), &name);
             one_of("sasl_mechanisms", name.as_any(), &all, None)

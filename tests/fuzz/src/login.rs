@@ -3,8 +3,8 @@
 use std::cell::RefCell;
 
 use dcp_wire::sasl::{
-    MIN_ITERATIONS, Mechanism, PlainMessage, ScramClient, ScramCredentials, ScramServer,
-    encode_plain, select_mechanism,
+    BearerMessage, MIN_ITERATIONS, Mechanism, PlainMessage, ScramClient, ScramCredentials,
+    ScramServer, encode_bearer, encode_plain, select_mechanism,
 };
 
 use crate::bytes_in::BytesIn;
@@ -27,7 +27,8 @@ pub fn sasl(data: &[u8]) {
     match how & 15 {
         0 => plain(bytes.rest()),
         1 => offered(bytes.rest()),
-        2..=6 => server(mechanism, bytes),
+        2 => bearer(bytes.rest()),
+        3..=6 => server(mechanism, bytes),
         7..=11 => client(mechanism, rounds, bytes),
         _ => both(mechanism, rounds, bytes),
     }
@@ -40,6 +41,13 @@ fn plain(message: &[u8]) {
     assert!(!read.matches(read.username, &format!("{}.", read.password)));
     let again = encode_plain(read.username, read.password).expect("no NUL bytes");
     assert!(message.ends_with(&again));
+}
+
+fn bearer(message: &[u8]) {
+    let Ok(read) = BearerMessage::decode(message) else { return };
+    let again = encode_bearer(read.token).expect("a token");
+    let again = BearerMessage::decode(&again).expect("a message");
+    assert_eq!((again.authzid.as_ref(), again.token), ("", read.token));
 }
 
 fn offered(names: &[u8]) {

@@ -169,7 +169,7 @@ fn derive(
         let salt = chance.number().to_be_bytes();
         ScramCredentials::derive(mechanism, password, &salt, iterations)
     };
-    let salted = Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password());
+    let salted = Mechanism::PASSWORD.into_iter().filter(|mechanism| !mechanism.reveals_password());
     salted.map(derive).collect()
 }
 

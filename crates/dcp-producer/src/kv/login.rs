@@ -11,7 +11,7 @@ use super::failure::Failure;
 impl Command<'_, '_> {
     pub(super) fn list_mechanisms(&mut self) -> Result<(), Failure> {
         self.expect_parts(false, false)?;
-        let names: Vec<_> = Mechanism::ALL.iter().map(|mechanism| mechanism.name()).collect();
+        let names: Vec<_> = Mechanism::PASSWORD.iter().map(|mechanism| mechanism.name()).collect();
         self.succeed(self.success().with_value(names.join(" ").as_bytes()))
     }
 

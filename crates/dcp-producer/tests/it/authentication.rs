@@ -14,7 +14,9 @@ fn auth<'a>(mechanism: Mechanism, message: &'a [u8]) -> Frame<'a> {
 #[tokio::test]
 async fn scram_proves_both_sides_with_every_mechanism() {
     let producer = start_one().await;
-    for mechanism in Mechanism::ALL.into_iter().filter(|mechanism| !mechanism.reveals_password()) {
+    for mechanism in
+        Mechanism::PASSWORD.into_iter().filter(|mechanism| !mechanism.reveals_password())
+    {
         let mut client = RawClient::connect(&producer, 0).await;
         client.log_in_with_scram(mechanism).await;
         client.succeed(Frame::request(Opcode::SELECT_BUCKET).with_key(b"default")).await;

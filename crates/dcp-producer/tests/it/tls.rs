@@ -106,7 +106,7 @@ async fn connect(producer: &Producer) -> RawClient {
 #[tokio::test]
 async fn tls_allows_both_ways_to_authenticate() {
     let producer = start_tls(|_| {}).await;
-    for mechanism in Mechanism::ALL {
+    for mechanism in Mechanism::PASSWORD {
         let mut client = connect(&producer).await;
         client.hello(&[Feature::XERROR]).await;
         let offered = client.succeed(Frame::request(Opcode::SASL_LIST_MECHS)).await;

@@ -309,8 +309,8 @@ fn sasl<'a>(sasl: &Sasl<'a>, fields: &mut Fields<'a>) {
             }
             Err(error) => fields.text("problem", error.to_string()),
         },
+        Some(Mechanism::OAuthBearer) | None => fields.text("message", NOT_SHOWN),
         Some(_) => fields.readable("message", sasl.message),
-        None => fields.text("message", NOT_SHOWN),
     }
 }
 

@@ -21,10 +21,10 @@ pub(super) enum Hash {
 }
 
 impl Hash {
-    /// The hash function of `mechanism`, `None` for PLAIN.
+    /// The hash function of `mechanism`, `None` unless it is one of SCRAM.
     pub(super) const fn of(mechanism: Mechanism) -> Option<Self> {
         match mechanism {
-            Mechanism::Plain => None,
+            Mechanism::Plain | Mechanism::OAuthBearer => None,
             Mechanism::ScramSha1 => Some(Self::Sha1),
             Mechanism::ScramSha256 => Some(Self::Sha256),
             Mechanism::ScramSha512 => Some(Self::Sha512),

@@ -1,22 +1,24 @@
-//! SASL authentication, client and server: PLAIN and SCRAM.
+//! SASL authentication, client and server: PLAIN, SCRAM and OAUTHBEARER.
 //!
 //! This module neither draws random numbers nor does IO: nonces and salts are inputs, so that tests
 //! can replay a recorded exchange and the caller chooses the source of randomness. Secrets are
 //! erased when dropped and never shown by `Debug`.
 //!
-//! * Client: [`select_mechanism`], then [`encode_plain`] or [`ScramClient`].
-//! * Server: [`PlainMessage`] or [`ScramServer`], which uses [`ScramCredentials`] and so never
-//!   needs the password itself.
+//! * Client: [`select_mechanism`], then [`encode_plain`], [`ScramClient`] or [`encode_bearer`].
+//! * Server: [`PlainMessage`], [`BearerMessage`] or [`ScramServer`], which uses
+//!   [`ScramCredentials`] and so never needs the password itself.
 //!
 //! SCRAM follows RFC 5802 and RFC 7677 without channel binding; passwords are prepared with
 //! SASLprep. A successful exchange also proves that the server knows the password.
 
+mod bearer;
 mod digest;
 mod scram_client;
 mod scram_server;
 #[cfg(test)]
 mod tests;
 
+pub use bearer::{BearerMessage, encode_bearer, is_bearer_token};
 pub use scram_client::ScramClient;
 pub use scram_server::{ScramCredentials, ScramServer};
 
@@ -53,11 +55,18 @@ pub enum Mechanism {
     ScramSha256,
     /// SCRAM with SHA-512.
     ScramSha512,
+    /// A token, as of Server 8.1: only over TLS.
+    OAuthBearer,
 }
 
 impl Mechanism {
-    /// All mechanisms, strongest first.
-    pub const ALL: [Self; 4] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1, Self::Plain];
+    /// All mechanisms, those for passwords first.
+    pub const ALL: [Self; 5] =
+        [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1, Self::Plain, Self::OAuthBearer];
+
+    /// Those for passwords, strongest first.
+    pub const PASSWORD: [Self; 4] =
+        [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1, Self::Plain];
 
     /// Those that keep the password to the client, strongest first.
     pub const SCRAM: [Self; 3] = [Self::ScramSha512, Self::ScramSha256, Self::ScramSha1];
@@ -70,6 +79,7 @@ impl Mechanism {
             Self::ScramSha1 => "SCRAM-SHA1",
             Self::ScramSha256 => "SCRAM-SHA256",
             Self::ScramSha512 => "SCRAM-SHA512",
+            Self::OAuthBearer => "OAUTHBEARER",
         }
     }
 
@@ -94,9 +104,9 @@ impl fmt::Display for Mechanism {
 
 /// The first of `allowed` mechanisms in a server's space-separated list.
 ///
-/// [`Mechanism::Plain`] may only be allowed on a connection to a server whose certificate was
-/// verified: whoever is in the middle of another one could obtain the password by offering nothing
-/// else.
+/// [`Mechanism::Plain`] and [`Mechanism::OAuthBearer`] may only be allowed on a connection to a server whose certificate was
+/// verified: whoever is in the middle of another one could obtain the password or token by offering
+/// nothing else.
 ///
 /// # Errors
 /// [`SaslError::NoMechanism`] if nothing fits.
@@ -117,6 +127,9 @@ pub enum SaslError {
     /// The client does not know the password.
     #[error("wrong user name or password")]
     ClientProof,
+    /// The token is of another issuer, has expired, or names no user.
+    #[error("the token is not accepted")]
+    Token,
     /// The server wants more PBKDF2 rounds than the client does.
     #[error("the server asks for {iterations} SCRAM iterations, more than the limit of {max}")]
     Iterations {
@@ -158,7 +171,7 @@ pub enum SaslError {
     /// A message came at the wrong point of the exchange.
     #[error("SASL message out of order")]
     OutOfOrder,
-    /// User name or password hold a character that may not occur in them.
+    /// User name, password or token hold a character that may not occur in them.
     #[error("{0} holds a character that SASL does not allow")]
     Prohibited(&'static str),
     /// The server ended the exchange with an error of its own.

@@ -2,7 +2,7 @@
 
 use dcp_test::vectors;
 use dcp_wire::message::*;
-use dcp_wire::sasl::{PlainMessage, encode_plain};
+use dcp_wire::sasl::{BearerMessage, PlainMessage, encode_bearer, encode_plain};
 use dcp_wire::*;
 
 use crate::frame;
@@ -37,7 +37,7 @@ fn response(packet: &[u8]) -> (Status, Response<'_>) {
 #[test]
 fn golden_packets_decode_typed_and_encode_to_the_same_bytes() {
     let vectors = vectors::load("golden-packets").unwrap();
-    assert_eq!(vectors.len(), 35);
+    assert_eq!(vectors.len(), 36);
     for vectors::Vector { row, bytes } in vectors {
         let frame = frame(&bytes);
         let message = Message::decode(&frame).unwrap();
@@ -70,6 +70,19 @@ fn gp_03_sasl_auth_plain() {
     assert_eq!(decoded, sasl);
     assert!(PlainMessage::decode(decoded.message).unwrap().matches("u", "p"));
     assert!(!format!("{decoded:?}").contains('p'), "the message is shown");
+}
+
+#[test]
+fn tk_01_sasl_auth_with_a_token() {
+    let [packet] = packets("TK-01");
+    let message = encode_bearer("e30.e30.c2ln").unwrap();
+    let sasl = Sasl { mechanism: b"OAUTHBEARER", message: &message };
+    let mut out = Vec::new();
+    sasl.encode_auth(OPAQUE, &mut out).unwrap();
+    assert_eq!(out, packet);
+    let frame = frame(&packet);
+    let read = BearerMessage::decode(Sasl::decode(&frame).unwrap().message).unwrap();
+    assert_eq!((read.authzid.as_ref(), read.token), ("", "e30.e30.c2ln"));
 }
 
 #[test]
