@@ -1,6 +1,6 @@
 //! The server's side of connection set-up, with optional refusals.
 
-use dcp_wire::sasl::{Mechanism, PlainMessage, ScramCredentials, ScramServer};
+use dcp_wire::sasl::{BearerMessage, Mechanism, PlainMessage, ScramCredentials, ScramServer};
 use dcp_wire::{Feature, Frame, Opcode, Status};
 
 use crate::canary;
@@ -17,7 +17,7 @@ pub const CONFIG: &[u8] =
 const GLOBAL: &[u8] = br#"{"rev":3,"nodesExt":[{"services":{"kv":11210},"thisNode":true}]}"#;
 const MANIFEST: &[u8] = br#"{"uid":"2","scopes":[{"name":"_default","uid":"0","collections":[]}]}"#;
 
-/// Answers a connecting client, successfully by default. From the first one on, whatever the process
+/// Answers a connecting client, successfully by default; [`PASSWORD`] is also the only token. From the first one on, whatever the process
 /// logs is searched for the password.
 #[derive(Clone, Debug)]
 pub struct Login {
@@ -87,6 +87,11 @@ impl Login {
             Opcode::SASL_AUTH if frame.key == b"PLAIN" => {
                 let message = PlainMessage::decode(frame.value).expect("a message of PLAIN");
                 let is_right = message.matches(USERNAME, PASSWORD);
+                (if is_right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new())
+            }
+            Opcode::SASL_AUTH if frame.key == b"OAUTHBEARER" => {
+                let message = BearerMessage::decode(frame.value).expect("a message with a token");
+                let is_right = message.authzid.is_empty() && message.token == PASSWORD;
                 (if is_right { Status::SUCCESS } else { Status::AUTH_ERROR }, Vec::new())
             }
             Opcode::SASL_AUTH => (Status::AUTH_CONTINUE, self.scram(frame).1),

@@ -5,6 +5,7 @@ use core::fmt;
 use dcp_wire::{DecodeError, ManifestUid, Opaque, Opcode, Seqno, Status, Vbid};
 use thiserror::Error;
 
+use super::ErrorContext;
 use crate::{SinkError, Snapshot};
 
 /// What the server did that the protocol does not allow.
@@ -119,6 +120,17 @@ pub enum ConnectionError {
         opcode: Opcode,
         /// The answer.
         status: Status,
+    },
+    /// The token that authenticates the connection has expired, and there was no newer one in time.
+    #[error("its token has expired, and there was no newer one")]
+    TokenExpired,
+    /// The server refused a newer token.
+    #[error("the server refused its new token ({status}{context})")]
+    TokenRefused {
+        /// The answer.
+        status: Status,
+        /// The server's explanation.
+        context: ErrorContext,
     },
     /// Nothing arrived for twice the noop interval.
     #[error("nothing arrived for twice the noop interval: the connection is dead")]

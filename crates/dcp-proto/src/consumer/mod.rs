@@ -12,6 +12,7 @@ mod opaque;
 mod reaction;
 mod stats;
 mod stream;
+mod token;
 mod unpersisted;
 mod window;
 
@@ -28,4 +29,5 @@ pub use error::{
 pub use event::{CollectionSeqnos, EndCause, EndKind, Event, PositionUpdate, StreamPosition};
 pub use reaction::{AfterEnd, Failure, Reaction, Step};
 pub use stats::ConnectionStats;
+pub use token::{InvalidToken, Token};
 pub use unpersisted::Unpersisted;

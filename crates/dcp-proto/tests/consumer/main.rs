@@ -14,6 +14,7 @@ mod rules;
 mod runs;
 mod script;
 mod setup;
+mod tokens;
 
 use dcp_test::conformance::{Outcome, note};
 use dcp_test::harness::{Document, Request};

@@ -8,6 +8,7 @@ use dcp_wire::{DecodeError, Feature, Opcode, Status};
 use thiserror::Error;
 use zeroize::Zeroizing;
 
+use crate::consumer::Token;
 use crate::topology::{
     BucketConfig, GlobalConfig, InvalidConfig, InvalidManifest, Manifest, Revision,
 };
@@ -30,12 +31,15 @@ pub enum Auth {
         /// belongs only on connections to verified servers.
         mechanisms: Vec<Mechanism>,
     },
+    /// A token, which names the user; belongs only on connections to verified servers.
+    Token(Token),
 }
 
 impl fmt::Debug for Auth {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Certificate => f.write_str("Certificate"),
+            Self::Token(token) => token.fmt(f),
             Self::Password { username, mechanisms, .. } => f
                 .debug_struct("Password")
                 .field("username", username)
@@ -295,6 +299,23 @@ pub enum BootstrapError {
         /// The server's explanation.
         context: ErrorContext,
     },
+    /// The server refuses the token.
+    #[error("the server refuses the token ({status}{context})")]
+    TokenRefused {
+        /// The server's status.
+        status: Status,
+        /// The server's explanation.
+        context: ErrorContext,
+    },
+    /// The server has accepted the token, but says that it has expired or is not valid yet.
+    #[error("the server says that the token has expired or is not valid yet")]
+    TokenStale,
+    /// The server does not accept tokens.
+    #[error(
+        "the server does not accept tokens: it must be Couchbase Server 8.1 or newer with JWT \
+         authentication enabled"
+    )]
+    NoTokens,
     /// The SASL exchange failed on this side: no usable mechanism, a wrong server signature.
     #[error(transparent)]
     Sasl(#[from] SaslError),
@@ -381,10 +402,12 @@ impl BootstrapError {
     pub const fn status(&self) -> Option<Status> {
         match self {
             Self::AuthenticationFailed { .. } => Some(Status::AUTH_ERROR),
+            Self::TokenStale => Some(Status::AUTH_STALE),
             Self::BucketNotFound { .. } => Some(Status::KEY_ENOENT),
             Self::BucketAccess { .. } | Self::DcpAccess => Some(Status::EACCESS),
             Self::ControlRefused { status, .. }
             | Self::NoConfig { status }
+            | Self::TokenRefused { status, .. }
             | Self::Status { status, .. } => Some(*status),
             _ => None,
         }

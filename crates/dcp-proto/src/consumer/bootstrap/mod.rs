@@ -92,7 +92,7 @@ pub struct Bootstrap {
     phase: Phase,
     pending: Vec<(Opaque, Step)>,
     next_opaque: u32,
-    /// May hold a password, so it is erased.
+    /// May hold a password or a token, so it is erased.
     out: Zeroizing<Vec<u8>>,
     mechanism: Option<Mechanism>,
     scram: Option<ScramClient>,
@@ -142,7 +142,7 @@ impl Bootstrap {
             config,
         };
         bootstrap.send_hello()?;
-        if matches!(bootstrap.config.auth, Auth::Password { .. }) {
+        if !matches!(bootstrap.config.auth, Auth::Certificate) {
             bootstrap.send(Step::ListMechanisms, Frame::request(Opcode::SASL_LIST_MECHS))?;
         }
         Ok(bootstrap)
@@ -197,7 +197,7 @@ impl Bootstrap {
 
     /// Output: appends the bytes to send to `out`; false if there are none.
     ///
-    /// They may hold a password: erase them once sent.
+    /// They may hold a password or a token: erase them once sent.
     pub fn poll_transmit(&mut self, out: &mut BytesMut) -> bool {
         if self.out.is_empty() {
             return false;
@@ -241,6 +241,10 @@ impl Bootstrap {
         let (_, step) = self.pending.remove(at);
         if opcode != step.opcode() {
             return Err(BootstrapError::Unexpected { opcode });
+        }
+        let is_stale = step != Step::Authenticate && frame.header.status() == Status::AUTH_STALE;
+        if is_stale && matches!(self.config.auth, Auth::Token(_)) {
+            return Err(BootstrapError::TokenStale);
         }
         match step {
             Step::Hello => self.on_hello(frame),

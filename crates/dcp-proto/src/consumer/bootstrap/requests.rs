@@ -1,7 +1,7 @@
 //! The requests of a bootstrap.
 
 use dcp_wire::message::{Control, Open, OpenFlags, encode_features};
-use dcp_wire::sasl::{Mechanism, ScramClient, encode_plain};
+use dcp_wire::sasl::{Mechanism, ScramClient, encode_bearer, encode_plain};
 use dcp_wire::{Datatype, EncodeError, Feature, Frame, Opaque, Opcode};
 
 use super::config::{Auth, BootstrapError, DcpOpen};
@@ -40,19 +40,22 @@ impl Bootstrap {
     }
 
     pub(super) fn send_authenticate(&mut self, mechanism: Mechanism) -> Result<(), BootstrapError> {
-        let Auth::Password { username, password, nonce, .. } = &self.config.auth else {
-            return self.send_configure();
-        };
         let request = Frame::request(Opcode::SASL_AUTH).with_key(mechanism.name().as_bytes());
-        if mechanism == Mechanism::Plain {
-            let message = encode_plain(username, password)?;
-            self.send(Step::Authenticate, request.with_value(&message))?;
-            return self.send_configure();
-        }
-        let scram = ScramClient::new(mechanism, username, password, nonce)?;
-        let message = scram.first_message();
-        self.scram = Some(scram);
-        self.send(Step::Authenticate, request.with_value(&message))
+        let message = match &self.config.auth {
+            Auth::Certificate => return self.send_configure(),
+            Auth::Token(token) => encode_bearer(token.as_str())?,
+            Auth::Password { username, password, .. } if mechanism == Mechanism::Plain => {
+                encode_plain(username, password)?
+            }
+            Auth::Password { username, password, nonce, .. } => {
+                let scram = ScramClient::new(mechanism, username, password, nonce)?;
+                let message = scram.first_message();
+                self.scram = Some(scram);
+                return self.send(Step::Authenticate, request.with_value(&message));
+            }
+        };
+        self.send(Step::Authenticate, request.with_value(&message))?;
+        self.send_configure()
     }
 
     pub(super) fn send_configure(&mut self) -> Result<(), BootstrapError> {

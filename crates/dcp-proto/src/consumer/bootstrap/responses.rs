@@ -32,13 +32,21 @@ impl Bootstrap {
 
     pub(super) fn on_mechanisms(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
         success(frame)?;
-        if let Auth::Password { mechanisms, .. } = &self.config.auth {
-            self.mechanism = Some(select_mechanism(frame.value, mechanisms)?);
-        }
+        self.mechanism = match &self.config.auth {
+            Auth::Certificate => None,
+            Auth::Password { mechanisms, .. } => Some(select_mechanism(frame.value, mechanisms)?),
+            Auth::Token(_) => {
+                let selected = select_mechanism(frame.value, &[Mechanism::OAuthBearer]);
+                Some(selected.map_err(|_: SaslError| BootstrapError::NoTokens)?)
+            }
+        };
         Ok(())
     }
 
     pub(super) fn on_authenticate(&mut self, frame: &Frame<'_>) -> Result<(), BootstrapError> {
+        if let Auth::Token(_) = self.config.auth {
+            return token_accepted(frame);
+        }
         let Some(scram) = &mut self.scram else {
             // PLAIN ends with the first answer.
             return authenticated(frame);
@@ -168,6 +176,17 @@ pub(super) fn refused(frame: &Frame<'_>) -> BootstrapError {
         opcode: frame.header.opcode,
         status: frame.header.status(),
         context: ErrorContext::of(frame.value),
+    }
+}
+
+fn token_accepted(frame: &Frame<'_>) -> Result<(), BootstrapError> {
+    match frame.header.status() {
+        Status::SUCCESS => Ok(()),
+        status if status.is_temporary() => Err(refused(frame)),
+        // Even one that is malformed to the server has been checked here.
+        status => {
+            Err(BootstrapError::TokenRefused { status, context: ErrorContext::of(frame.value) })
+        }
     }
 }
 

@@ -156,6 +156,58 @@ fn server_that_does_not_know_the_password_is_not_trusted() {
     );
 }
 
+fn with_token(text: &str) -> BootstrapConfig {
+    let token = crate::consumer::Token::new(text.to_owned()).unwrap();
+    BootstrapConfig { auth: Auth::Token(token), ..config() }
+}
+
+fn with_tokens() -> Login {
+    Login { mechanisms: b"SCRAM-SHA512 PLAIN OAUTHBEARER", ..Login::default() }
+}
+
+#[test]
+fn tk_02_and_tk_03_token_is_sent_at_once_where_it_is_accepted() {
+    let mut bootstrap = Bootstrap::new(with_token(PASSWORD)).unwrap();
+    assert!(!format!("{:?}", with_token(PASSWORD)).contains(PASSWORD));
+    let rounds = run(&mut with_tokens(), &mut bootstrap).unwrap();
+    let second = [
+        Opcode::SASL_AUTH,
+        Opcode::SELECT_BUCKET,
+        Opcode::GET_CLUSTER_CONFIG,
+        Opcode::GET_COLLECTIONS_MANIFEST,
+    ];
+    assert_eq!((rounds.len(), &rounds[1][..]), (3, &second[..]));
+    let mut older = Login::default();
+    assert_eq!(failure(&mut older, with_token(PASSWORD)), BootstrapError::NoTokens);
+    assert!(!older.was_asked(Opcode::SASL_AUTH), "it stays here");
+}
+
+#[test]
+fn tk_04_and_tk_10_token_that_is_refused_or_stale_is_told_apart_from_a_password() {
+    let refused = |status, answer: &'static [u8]| {
+        let instead = vec![(Opcode::SASL_AUTH, status, answer)];
+        failure(&mut Login { instead, ..with_tokens() }, with_token(PASSWORD))
+    };
+    let error = failure(&mut with_tokens(), with_token("another"));
+    let context = ErrorContext::default();
+    assert_eq!(error, BootstrapError::TokenRefused { status: Status::AUTH_ERROR, context });
+    // What a server answers to one that it cannot read, and an exchange that it does not have.
+    for status in [Status::EINVAL, Status::AUTH_CONTINUE, Status::AUTH_STALE, Status::EACCESS] {
+        let error = refused(status, br#"{"error":{"context":"no issuer"}}"#);
+        assert!(matches!(error, BootstrapError::TokenRefused { .. }), "{error:?}");
+        assert!(error.to_string().ends_with(": no issuer)"), "{error}");
+        assert_eq!(error.status(), Some(status));
+    }
+    let busy = refused(Status::ETMPFAIL, b"");
+    assert!(matches!(busy, BootstrapError::Status { .. }), "{busy:?}");
+    for opcode in [Opcode::SELECT_BUCKET, Opcode::GET_CLUSTER_CONFIG, Opcode::DCP_OPEN] {
+        let instead = vec![(opcode, Status::AUTH_STALE, &b""[..])];
+        let error = failure(&mut Login { instead, ..with_tokens() }, with_token(PASSWORD));
+        assert_eq!(error, BootstrapError::TokenStale, "{opcode}");
+        assert_eq!(error.status(), Some(Status::AUTH_STALE));
+    }
+}
+
 #[test]
 fn client_certificate_needs_no_sasl() {
     let mut server = Login::default();

@@ -23,6 +23,12 @@ impl Connection {
     ) -> Result<(), Fault> {
         let Header { opcode, .. } = frame.header;
         let status = frame.header.status();
+        if opcode == Opcode::SASL_AUTH && self.token_answered(frame) {
+            return Ok(());
+        }
+        if status == Status::AUTH_STALE && self.refused_as_stale(frame) {
+            return Ok(());
+        }
         if Reaction::is_to_reconnect(status) {
             return Err(Fault::Invalidated { opcode, status });
         }
@@ -57,7 +63,7 @@ impl Connection {
         match (asked, frame.header.status()) {
             (Asked::ClusterMap, Status::SUCCESS)
             // The vBucket has moved.
-            | (Asked::FailoverLog(_) | Asked::ObservedSeqno(_), Status::NOT_MY_VBUCKET) => {
+            | (Asked::FailoverLog(_) | Asked::ObservedSeqno(..), Status::NOT_MY_VBUCKET) => {
                 self.cluster_map(frame);
             }
             (Asked::Manifest, Status::SUCCESS) => {
@@ -90,11 +96,11 @@ impl Connection {
                 let log = log.map_err(|_| Misbehaviour::InvalidFailoverLog)?;
                 self.events.push_back(Event::FailoverLog(vbid, log));
             }
-            (Asked::ObservedSeqno(vbid), Status::SUCCESS) => {
+            (Asked::ObservedSeqno(vbid, _), Status::SUCCESS) => {
                 let observed = ObservedSeqno::decode(frame.value)?;
                 self.events.push_back(Event::ObservedSeqno(ObservedSeqno { vbid, ..observed }));
             }
-            (Asked::ObservedSeqno(vbid), Status::KEY_ENOENT) => {
+            (Asked::ObservedSeqno(vbid, _), Status::KEY_ENOENT) => {
                 self.events.push_back(Event::ObservedSeqno(ObservedSeqno {
                     vbid,
                     vbuuid: Vbuuid(0),

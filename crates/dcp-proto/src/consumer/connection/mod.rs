@@ -1,6 +1,7 @@
 //! One connection to a node: packets in, changes to the sink, requests out.
 
 mod answers;
+mod login;
 mod mitigation;
 mod requests;
 mod run;
@@ -14,6 +15,7 @@ use bytes::BytesMut;
 use dcp_wire::message::{BufferAck, CloseStream, StreamAddress, StreamEndReason};
 use dcp_wire::{Frame, Opaque, Seqno, Status, Vbid};
 
+use self::login::Login;
 use self::requests::Requests;
 use self::stream_request::RequestContext;
 pub use self::stream_request::StreamFilter;
@@ -97,6 +99,9 @@ pub struct Walk {
 /// * inputs: [`handle_input`](Self::handle_input), [`handle_timeout`](Self::handle_timeout);
 /// * commands: [`open_stream`](Self::open_stream), [`close_stream`](Self::close_stream),
 ///   [`release`](Self::release), and those that begin with `request_`, which need no stream;
+/// * a token that expires: [`with_token`](Self::with_token),
+///   [`poll_token_wanted`](Self::poll_token_wanted), [`renew_token`](Self::renew_token),
+///   [`poll_transmit_token`](Self::poll_transmit_token);
 /// * outputs: [`poll_transmit`](Self::poll_transmit), [`poll_event`](Self::poll_event),
 ///   [`take_positions`](Self::take_positions), [`take_held`](Self::take_held),
 ///   [`poll_timeout`](Self::poll_timeout).
@@ -140,6 +145,8 @@ pub struct Connection {
     closes: VecDeque<(Instant, Vbid, Opaque)>,
     pub(super) stats: ConnectionStats,
     requests: Requests,
+    /// If a token authenticates the connection.
+    login: Option<Box<Login>>,
 }
 
 impl Connection {
@@ -163,6 +170,7 @@ impl Connection {
             closes: VecDeque::new(),
             stats: ConnectionStats::default(),
             requests: Requests::default(),
+            login: None,
             config,
         }
     }
@@ -172,8 +180,8 @@ impl Connection {
     #[must_use]
     pub fn reuse(self, config: ConnectionConfig, now: Instant) -> Self {
         debug_assert!(self.is_unused(), "a connection in use was given away");
-        let Self { opaques, window, transmit, requests, .. } = self;
-        Self { opaques, window, transmit, requests, ..Self::new(config, now) }
+        let Self { opaques, window, transmit, requests, login, .. } = self;
+        Self { opaques, window, transmit, requests, login, ..Self::new(config, now) }
     }
 
     /// How the connection was set up, and what its streams request.
@@ -196,7 +204,8 @@ impl Connection {
     ///
     /// # Errors
     /// [`ConnectionError::Idle`] if the connection is dead, [`ConnectionError::CloseUnanswered`] if the
-    /// server does not answer the close of a stream.
+    /// server does not answer the close of a stream, [`ConnectionError::TokenExpired`] if it got no
+    /// newer token.
     pub fn handle_timeout(&mut self, now: Instant) -> Result<(), ConnectionError> {
         if self.dead_at().is_some_and(|at| now >= at) {
             return Err(ConnectionError::Idle);
@@ -206,6 +215,7 @@ impl Connection {
         {
             return Err(ConnectionError::CloseUnanswered(vbid));
         }
+        self.advance_login(now)?;
         self.acknowledge(now);
         Ok(())
     }
@@ -328,7 +338,7 @@ impl Connection {
 
     /// Output: moves the bytes to send to the end of `out`; `false` if there are none.
     pub fn poll_transmit(&mut self, out: &mut BytesMut) -> bool {
-        if self.transmit.is_empty() {
+        if self.transmit.is_empty() || self.is_held_back() {
             return false;
         }
         out.extend_from_slice(&self.transmit);
@@ -368,7 +378,8 @@ impl Connection {
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
         let close = self.close_overdue_at().map(|(at, _)| at);
-        [self.dead_at(), self.window.deadline(), close].into_iter().flatten().min()
+        let deadlines = [self.dead_at(), self.window.deadline(), close, self.login_deadline()];
+        deadlines.into_iter().flatten().min()
     }
 
     /// The last seqno of a vBucket that was given to the sink; `None` unless it streams here.
@@ -463,6 +474,9 @@ impl Connection {
 
     fn send_ack(&mut self, bytes: u32) {
         self.stats.acks += 1;
+        if self.login.is_some() {
+            return self.send_ack_that_may_be_refused(bytes);
+        }
         // Every part has a fixed size, so that encoding cannot fail.
         let _ = BufferAck { bytes }.encode(&mut self.transmit);
     }

@@ -19,7 +19,8 @@ pub(super) enum Asked {
         number: u32,
     },
     Manifest,
-    ObservedSeqno(Vbid),
+    /// On this branch.
+    ObservedSeqno(Vbid, Vbuuid),
     /// With the seqnos reported so far.
     PurgeSeqnos(BTreeMap<Vbid, Seqno>),
 }
@@ -31,8 +32,26 @@ impl Asked {
             Self::CollectionSeqnos(_) | Self::HighSeqnos { .. } => Opcode::GET_ALL_VB_SEQNOS,
             Self::FailoverLog(_) => Opcode::DCP_GET_FAILOVER_LOG,
             Self::Manifest => Opcode::GET_COLLECTIONS_MANIFEST,
-            Self::ObservedSeqno(_) => Opcode::OBSERVE_SEQNO,
+            Self::ObservedSeqno(..) => Opcode::OBSERVE_SEQNO,
             Self::PurgeSeqnos(_) => Opcode::STAT,
+        }
+    }
+
+    /// Appends the request to `out`.
+    fn encode(&self, opaque: Opaque, out: &mut BytesMut) -> Result<(), EncodeError> {
+        let frame = Frame::request(self.opcode()).with_opaque(opaque);
+        // Of active vBuckets, or of a collection in them.
+        let seqnos = |collection_id| {
+            let state = Some(Some(VbucketState::ACTIVE));
+            GetAllVbSeqnos { state, collection_id }
+        };
+        match *self {
+            Self::ClusterMap | Self::Manifest => frame.encode(out),
+            Self::CollectionSeqnos(id) => seqnos(Some(id)).encode(opaque, out),
+            Self::FailoverLog(vbid) => frame.with_vbid(vbid).encode(out),
+            Self::HighSeqnos { .. } => seqnos(None).encode(opaque, out),
+            Self::ObservedSeqno(vbid, vbuuid) => ObserveSeqno { vbuuid }.encode(vbid, opaque, out),
+            Self::PurgeSeqnos(_) => frame.with_key(b"vbucket-seqno").encode(out),
         }
     }
 }
@@ -79,12 +98,12 @@ impl Requests {
 impl Connection {
     /// Command: requests the cluster map; [`Event::ClusterMap`](crate::consumer::Event::ClusterMap) follows, unless it is empty.
     pub fn request_cluster_map(&mut self) {
-        self.ask(Asked::ClusterMap, bare(Opcode::GET_CLUSTER_CONFIG));
+        self.ask(Asked::ClusterMap);
     }
 
     /// Command: requests the collections manifest; [`Event::Manifest`](crate::consumer::Event::Manifest) follows.
     pub fn request_manifest(&mut self) {
-        self.ask(Asked::Manifest, bare(Opcode::GET_COLLECTIONS_MANIFEST));
+        self.ask(Asked::Manifest);
     }
 
     /// Command: requests the highest seqnos of the node's active vBuckets; [`Event::HighSeqnos`](crate::consumer::Event::HighSeqnos)
@@ -93,7 +112,7 @@ impl Connection {
         // The number distinguishes the answer from those to earlier requests.
         let number = self.requests.high_seqnos.wrapping_add(1);
         (self.requests.high_seqnos, self.requests.has_unsent) = (number, true);
-        self.ask(Asked::HighSeqnos { number }, active_seqnos(None));
+        self.ask(Asked::HighSeqnos { number });
     }
 
     /// The number of a request for high seqnos that the server receives after everything it has
@@ -113,7 +132,7 @@ impl Connection {
             return;
         }
         for &id in collections {
-            self.ask(Asked::CollectionSeqnos(id), active_seqnos(Some(id)));
+            self.ask(Asked::CollectionSeqnos(id));
         }
     }
 
@@ -121,10 +140,7 @@ impl Connection {
     /// [`Event::FailoverLog`](crate::consumer::Event::FailoverLog) follows for each that is active on the node.
     pub fn request_failover_logs(&mut self, vbids: &[Vbid]) {
         for &vbid in vbids {
-            self.ask(Asked::FailoverLog(vbid), move |opaque, out| {
-                let request = Frame::request(Opcode::DCP_GET_FAILOVER_LOG).with_vbid(vbid);
-                request.with_opaque(opaque).encode(out)
-            });
+            self.ask(Asked::FailoverLog(vbid));
         }
     }
 
@@ -133,45 +149,35 @@ impl Connection {
     /// has a copy on the node.
     pub fn request_observed_seqnos(&mut self, branches: &[(Vbid, Vbuuid)]) {
         for &(vbid, vbuuid) in branches {
-            self.ask(Asked::ObservedSeqno(vbid), move |opaque, out| {
-                ObserveSeqno { vbuuid }.encode(vbid, opaque, out)
-            });
+            self.ask(Asked::ObservedSeqno(vbid, vbuuid));
         }
     }
 
     /// Command: requests the purge seqnos of the node's copies of vBuckets;
     /// [`Event::PurgeSeqnos`](crate::consumer::Event::PurgeSeqnos) follows.
     pub fn request_purge_seqnos(&mut self) {
-        self.ask(Asked::PurgeSeqnos(BTreeMap::new()), |opaque, out| {
-            Frame::request(Opcode::STAT).with_key(b"vbucket-seqno").with_opaque(opaque).encode(out)
-        });
+        self.ask(Asked::PurgeSeqnos(BTreeMap::new()));
     }
 
     /// Sends a request.
-    fn ask(
-        &mut self,
-        asked: Asked,
-        encode: impl FnOnce(Opaque, &mut BytesMut) -> Result<(), EncodeError>,
-    ) {
+    fn ask(&mut self, asked: Asked) {
         let opaque = match asked {
-            Asked::FailoverLog(vbid) | Asked::ObservedSeqno(vbid) => self.opaques.vbucket(vbid),
+            Asked::FailoverLog(vbid) | Asked::ObservedSeqno(vbid, _) => self.opaques.vbucket(vbid),
             _ => self.opaques.connection(),
         };
-        let encoded = encode(opaque, &mut self.transmit);
+        self.ask_with(opaque, asked);
+    }
+
+    /// Sends the unanswered request with this opaque again, if there is one.
+    pub(super) fn ask_again(&mut self, opaque: Opaque, opcode: Opcode) {
+        if let Some(asked) = self.requests.take(opaque, opcode) {
+            self.ask_with(opaque, asked);
+        }
+    }
+
+    fn ask_with(&mut self, opaque: Opaque, asked: Asked) {
+        let encoded = asked.encode(opaque, &mut self.transmit);
         debug_assert!(encoded.is_ok(), "a packet of small parts fits");
         self.requests.unanswered.insert(opaque, asked);
     }
-}
-
-/// A request without any parts.
-fn bare(opcode: Opcode) -> impl FnOnce(Opaque, &mut BytesMut) -> Result<(), EncodeError> {
-    move |opaque, out| Frame::request(opcode).with_opaque(opaque).encode(out)
-}
-
-/// A request for the seqnos of active vBuckets, or of a collection in them.
-fn active_seqnos(
-    collection_id: Option<CollectionId>,
-) -> impl FnOnce(Opaque, &mut BytesMut) -> Result<(), EncodeError> {
-    let state = Some(Some(VbucketState::ACTIVE));
-    move |opaque, out| GetAllVbSeqnos { state, collection_id }.encode(opaque, out)
 }

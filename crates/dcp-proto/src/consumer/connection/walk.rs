@@ -97,6 +97,7 @@ impl Connection {
         if walk.consumed > 0 || rest.len() >= self.incomplete.saturating_add(ALIVE_BYTES) {
             (self.heard_at, self.incomplete) = (now, rest.len());
         }
+        self.advance_login(now)?;
         Ok(walk)
     }
 
