@@ -115,7 +115,8 @@ async fn op_10_server_that_cannot_skip_is_refused_unless_that_is_allowed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn op_10_deletions_are_not_skipped_where_that_would_be_wrong_or_do_nothing() {
     let history = persisted(1, 1).await;
-    let wrong: [(&str, fn(&mut StreamOptions)); 3] = [
+    type Change = fn(&mut StreamOptions);
+    let wrong: [(&str, Change); 3] = [
         ("start", |o| o.start = Start::Latest),
         ("history", |o| o.history = true),
         ("out_of_order", |o| o.out_of_order = true),
