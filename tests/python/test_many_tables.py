@@ -231,6 +231,32 @@ def test_rows_of_a_dropped_collection_are_kept_until_its_name_is_used_again(
     assert keys() == ["new"]
 
 
+def test_the_table_of_a_dropped_collection_is_dropped_on_demand(cluster, written, replica):
+    written.upsert(b"\xff", {"n": 1}, "inventory.hotel")
+    replicas.replicate(cluster, replica, on_drop="drop")
+    assert replica.rejects()
+    cluster.drop_collection("inventory.hotel")
+    replicas.replicate(cluster, replica, on_drop="drop")
+    assert replica.names() == {"_default___default", "inventory__airline"}
+    assert not replica.reject_rows("inventory__hotel")
+    assert replica.documents() == written.documents()
+    with Following(cluster, replica, on_drop="drop") as following:
+        following.wait(lambda progress: progress.phase == "following")
+        cluster.drop_collection("inventory.airline")
+        following.wait(lambda progress: set(progress.tables) == {"_default___default"})
+        cluster.create_collection("inventory.hotel")
+        written.upsert("again", {"n": 1}, "inventory.hotel")
+        following.wait(
+            lambda progress: (
+                "inventory__hotel" in progress.tables
+                and progress.tables["inventory__hotel"].changes >= 1
+            )
+        )
+    replicas.replicate(cluster, replica, on_drop="drop")
+    assert replica.names() == {"_default___default", "inventory__hotel"}
+    assert replica.documents() == written.documents()
+
+
 def test_a_collection_that_is_added_is_loaded_alone(cluster, written, replica):
     done = replicas.replicate(cluster, replica, collections="inventory.airline")
     assert set(done.tables) == {"inventory__airline"}

@@ -46,7 +46,7 @@ TARGET is one of
 )
 @click.option(
     "--on-drop",
-    type=click.Choice(["empty", "keep"]),
+    type=click.Choice(["empty", "drop", "keep"]),
     help="What becomes of the table of a dropped collection (empty).",
 )
 @reading_options(

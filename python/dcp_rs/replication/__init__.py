@@ -82,7 +82,7 @@ _SCHEMES = {
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
 _MEMBERS = ("modes", "open", "commit", "close")
-_MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold")
+_MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")
 
 
 def open_target(url: str) -> Target:
@@ -163,7 +163,7 @@ def replicate(
     *,
     mode: Literal["table", "log"] = "table",
     tables: str | Mapping[str, str] | None = None,
-    on_drop: Literal["empty", "keep"] = "empty",
+    on_drop: Literal["empty", "drop", "keep"] = "empty",
     once: bool = False,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
@@ -197,8 +197,9 @@ def replicate(
             to a name is doubled. The URL of the target then has no `table`; for Delta, Iceberg and
             Parquet it is the folder of the tables. Collections that are created later have their
             tables at once.
-        on_drop: What becomes of the rows of the table of a collection that is dropped: `empty`
-            removes them, `keep` keeps them until another collection has the name.
+        on_drop: What becomes of the table of a collection that is dropped: `empty` removes its
+            rows, `drop` the table and its rejects, and `keep` keeps the rows until another
+            collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
@@ -241,7 +242,7 @@ def replicate(
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
-    _checks.word("on_drop", on_drop, ("empty", "keep"))
+    _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
     _checks.word("key_type", key_type, ("string", "binary"))
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))

@@ -243,6 +243,8 @@ class Replication:
         once = self._settings.once
         self._commit(group, is_caught_up=group.until_now, is_due=once or len(self._groups) > 1)
         group.close()
+        if group.until_now and self._settings.on_drop == "drop":
+            self._tables.drop(group)
         if not group.until_now:
             self._has_ended = True
         elif once:
@@ -271,6 +273,8 @@ class Replication:
     def _needs_catch_up(self, group: Group, batch: pa.RecordBatch) -> bool:
         """Whether a batch contains something that must be read again from its beginning."""
         if self._settings.mode == "table" and reducing.rolled_back(batch):
+            return True
+        if self._settings.on_drop == "drop" and reducing.has_end_of_collection(batch):
             return True
         # Of a collection without wildcards, the stream does not have the one that replaces it.
         names = group.collections or []

@@ -523,6 +523,14 @@ class DuckDBTarget:
         if not self._run(statement, values):
             raise overtaken(self._table)
 
+    def drop(self) -> None:
+        """Removes the table, its state and its rejects."""
+        with self._transaction():
+            self._run(f"DROP TABLE IF EXISTS {quote(self._table)}")
+            if self._has_rejects:
+                self._run(f"DROP TABLE {self._rejects}")
+            self._run(f"DELETE FROM {STATES} WHERE table_name = ?", [self._name])  # noqa: S608
+
     def close(self) -> None:
         """Closes the connection, if it is its own."""
         if self._connection is not None and self._shared is None:

@@ -79,6 +79,10 @@ class DuckDBDatabase:
         """See `dcp_rs.replication.Database.commit`."""
         return DuckDBTarget.commit_together(commits)
 
+    def drop(self, target: DuckDBTarget) -> None:
+        """See `dcp_rs.replication.Database.drop`."""
+        target.drop()
+
     def close(self) -> None:
         """Closes the database; an empty one that it made is removed."""
         if self._connection is None:

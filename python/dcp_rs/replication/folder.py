@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.rejects import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,6 +26,8 @@ class _Closes(Protocol):
 
 # Folders below the one of the database in which tables are looked for.
 _DEPTH = 3
+# What the name of a folder ends with that is being removed.
+_DROPPED = ".dropped"
 
 
 class FolderOfTables(Generic[_T]):
@@ -41,7 +45,7 @@ class FolderOfTables(Generic[_T]):
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self._folder = Path(os.path.realpath(folder))
-        self._tables: list[_T] = []
+        self._tables: dict[int, tuple[_T, Path]] = {}
 
     @classmethod
     def at(cls, address: Address) -> FolderOfTables[_T]:
@@ -58,6 +62,9 @@ class FolderOfTables(Generic[_T]):
         found: dict[str, str] = {}
         for path, folders, files in os.walk(self._folder):
             place = Path(path).relative_to(self._folder)
+            for name in [name for name in folders if name[0] == "." and name.endswith(_DROPPED)]:
+                folders.remove(name)
+                shutil.rmtree(Path(path) / name, ignore_errors=True)
             if self.marker in folders or self.marker in files:
                 state = self.state_in(Path(path))
                 if state is not None and state.collection is not None:
@@ -84,7 +91,7 @@ class FolderOfTables(Generic[_T]):
                 option="tables",
             )
         made = self.make(self._folder / table)
-        self._tables.append(made)
+        self._tables[id(made)] = made, self._folder / table
         return made
 
     def fold(self, table: str) -> str:
@@ -96,9 +103,20 @@ class FolderOfTables(Generic[_T]):
         """See `dcp_rs.replication.Database.commit`."""
         return [target.commit(commit) for target, commit in commits]
 
+    def drop(self, target: _T) -> None:
+        """See `dcp_rs.replication.Database.drop`."""
+        _, folder = self._tables.pop(id(target))
+        target.close()
+        # Rejects first: the folder of the table has the state, by which a restart drops it again.
+        for each in (folder.with_name(f"{folder.name}{SUFFIX}"), folder):
+            if each.exists():
+                doomed = each.with_name(f".{each.name}{_DROPPED}")
+                each.rename(doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
     def close(self) -> None:
         """Closes the tables."""
-        for table in self._tables:
+        for table, _ in self._tables.values():
             table.close()
         self._tables.clear()
 

@@ -214,6 +214,13 @@ class IcebergTarget:
             lambda transaction: transaction.overwrite(kept, snapshot_properties=summary)
         )
 
+    def drop(self) -> None:
+        """Removes the table, its state and its rejects."""
+        if self._rejects is not None:
+            self._catalog.purge_table(self._name + SUFFIX)
+        self._catalog.purge_table(self._name)
+        self._table = self._rejects = None
+
     def close(self) -> None:
         """Forgets the table; closes a catalog that it opened."""
         self._table = self._rejects = None
@@ -283,6 +290,10 @@ class IcebergDatabase:
         for target, commit in commits:
             target.commit(commit)
         return [None] * len(commits)
+
+    def drop(self, target: IcebergTarget) -> None:
+        """See `dcp_rs.replication.Database.drop`."""
+        target.drop()
 
     def close(self) -> None:
         """Closes a catalog that it opened."""

@@ -27,7 +27,7 @@ _log = logging.getLogger("dcp_rs.replication")
 # Reasons of rejects that are logged.
 _REASONS = 100
 
-OnDrop = Literal["empty", "keep"]
+OnDrop = Literal["empty", "drop", "keep"]
 
 
 class Step(NamedTuple):
@@ -82,6 +82,8 @@ class Table:
         self._reasons: set[str] = set()
         # Seqnos that the table has, of vBuckets in which its stream began before them.
         self._ahead: dict[int, int] = {}
+        # IDs of its collection when the stream was opened.
+        self._former: tuple[int, ...] = ()
         # Rows of older generations, which the next commit removes.
         self._replaced: list[str] = []
 
@@ -151,7 +153,7 @@ class Table:
         """
         state = self.state
         self._first = reducing.FirstSnapshots(is_possible=state is None)
-        self._ahead = {}
+        self._ahead, self._former = {}, ()
         generation = 1 if state is None else state.generation + 1
         complete = 0 if state is None else state.complete_generation
         self._replaced = [_of_others(generation)] if is_whole and generation > 1 else []
@@ -168,6 +170,7 @@ class Table:
 
     def go_on_from(self, start: Checkpoint) -> None:
         """Takes changes from a stream that begins at or before the table's position."""
+        self._former = self.known.collection_ids
         have, begun = self.known.checkpoint.seqnos, start.seqnos
         self._ahead = {
             vbucket: seqno for vbucket, seqno in have.items() if seqno > begun.get(vbucket, 0)
@@ -215,10 +218,11 @@ class Table:
         removals = self._replaced
         if is_caught_up and self.collection is not None:
             # The ends of the others have been read, if the stream had them.
+            # One that has been created since is not.
             gone = [
                 each
                 for each in after.collection_ids
-                if collection_id is None or each < collection_id
+                if (each in self._former if collection_id is None else each < collection_id)
             ]
             if gone and not (self._keeps_dropped and collection_id is None):
                 if state.mode == "table":

@@ -79,6 +79,9 @@ class Tables(Protocol):
     def commit(self, steps: list[tuple[Table, Step]]) -> None:
         """Commits to several tables; all at once if the target can."""
 
+    def drop(self, group: Group) -> None:
+        """Drops the tables of collections that were gone when the stream was opened."""
+
     def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
         """Returns the tables by their names, if there are several."""
 
@@ -152,6 +155,9 @@ class OneTable:
         for table, step in steps:
             applied = self._target.commit(step.commit)
             table.committed(step._replace(commit=applied or step.commit))
+
+    def drop(self, group: Group) -> None:
+        """See `Tables`."""
 
     def by_name(self, _groups: Iterable[Group]) -> dict[str, Table]:
         """See `Tables`."""
@@ -401,6 +407,17 @@ class TablePerCollection:
             strict=True,
         ):
             table.committed(step._replace(commit=applied or step.commit))
+
+    def drop(self, group: Group) -> None:
+        """See `Tables`."""
+        gone = [
+            str(name)
+            for name, table in group.tables.items()
+            if name not in self._ids and not table.known.collection_ids
+        ]
+        for name in gone:
+            _log.info("the table %s goes, as collection %s is gone", self._called[name], name)
+            self._database.drop(group.tables.pop(name).target)
 
     def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
         """See `Tables`."""

@@ -121,6 +121,9 @@ class Database(Protocol):
             What `Target.commit` returns, for each.
         """
 
+    def drop(self, target: Target) -> None:
+        """Removes a table, its state and its rejects. A part may be gone already."""
+
     def close(self) -> None:
         """Closes it, and its tables."""
 

@@ -75,6 +75,10 @@ class PostgresDatabase:
         """See `dcp_rs.replication.Database.commit`."""
         return PostgresTarget.commit_together(commits)
 
+    def drop(self, target: PostgresTarget) -> None:
+        """See `dcp_rs.replication.Database.drop`."""
+        target.drop()
+
     def close(self) -> None:
         """Closes the session."""
         if self._session is not None:

@@ -160,6 +160,10 @@ class States:
         if not found:
             raise overtaken(name)
 
+    def forget(self, name: str) -> None:
+        """Removes a state."""
+        self._session.run(f"DELETE FROM {self.table} WHERE table_name = $1", name)  # noqa: S608
+
     def save(self, name: str, state: State, rows: int) -> None:
         """Saves a state.
 

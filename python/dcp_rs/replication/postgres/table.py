@@ -177,6 +177,12 @@ class Table:
         gone = self._session.change(f"DELETE FROM {self._rejects} {those}")  # noqa: S608 - quoted
         self._rejected = max(0, (self._rejected or 0) - gone)
 
+    def drop(self) -> None:
+        """Removes the table and its rejects."""
+        self._session.run(f"DROP TABLE IF EXISTS {self._relation.quoted}")
+        if self._rejected is not None:
+            self._session.run(f"DROP TABLE IF EXISTS {self._rejects}")
+
     # ----- writing -----
 
     @contextlib.contextmanager

@@ -174,6 +174,14 @@ class PostgresTarget:
         states.save(name, commit.state, table.rows)
         return applied
 
+    def drop(self) -> None:
+        """Removes the table, its state and its rejects."""
+        if self._session is None or self._open is None:
+            raise AssertionError("a target is opened before it is dropped")
+        with refusals.explained(self._name, self._adbc.Error), self._session.transaction():
+            self._open.table.drop()
+            self._open.states.forget(self._open.name)
+
     def close(self) -> None:
         """Closes the connection, if it is its own."""
         if self._session is not None and self._shared is None:
