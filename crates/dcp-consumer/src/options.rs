@@ -166,8 +166,10 @@ pub struct StreamOptions {
     /// [`ErrorKind::Rollback`](crate::ErrorKind::Rollback) instead of waiting for changes that may
     /// never be written.
     pub end_exists: bool,
-    /// Whether a change is delivered only once every present copy of its vBucket has persisted it,
-    /// so that no failover to one of them can lose it. Waiting changes count towards
+    /// Off by default, unlike in the [`Limits`](dcp_proto::plan::Limits) of a plan, because a
+    /// stream's checkpoint finds its way back if a failover takes changes back. Whether a change is
+    /// delivered only once every present copy of its vBucket has persisted it, so that no failover
+    /// to one of them can lose it. Waiting changes count towards
     /// [`buffer_size`](Self::buffer_size), so the server stops when that is full.
     ///
     /// Has no effect on ephemeral buckets, which persist nothing: a warning is logged and

@@ -307,8 +307,7 @@ pub(crate) fn limits(arguments: &Arguments<'_>) -> PyResult<Limits> {
     limits.max_seqnos = most.map(|most| integer("max_seqnos", &most, &ANY)).transpose()?;
     limits.until =
         until.map(|json| Offsets::from_json(&json)).transpose().map_err(Failure::from)?;
-    // Unlike in a stream: a failover may take back the offsets that a batch ends at.
-    limits.persisted_only = arguments.flag("persisted_only", true)?;
+    limits.persisted_only = arguments.flag("persisted_only", limits.persisted_only)?;
     limits.on_rollback = arguments.word("on_rollback", limits.on_rollback, &ON_ROLLBACK)?;
     limits.on_purge = arguments.word("on_purge", limits.on_purge, &ON_PURGE)?;
     limits.is_last = arguments.flag("is_last", limits.is_last)?;

@@ -209,8 +209,9 @@ def replicate(
             not UTF-8. `reject`, the default, puts it into a table of rejects beside the target's,
             as `<table>_rejected`; in a table, the document's row is removed. `fail` raises a
             `dcp_rs.exceptions.DataError`, as does a target of your own by default.
-        persisted_only: Whether to write only changes that every copy has on disk, as in
-            `dcp_rs.Client.stream`.
+        persisted_only: Off by default, as in `dcp_rs.Client.stream`, because the target follows a
+            rollback if a failover takes changes back. Whether to write only changes that every copy
+            has on disk.
         on_purge: What to do if deletions were purged that the target does not have, as in
             `dcp_rs.Client.stream`: `resync` reads the vBucket again, `ignore` keeps their rows.
         commit_rows: Changes after which to commit.

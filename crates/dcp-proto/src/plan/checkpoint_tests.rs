@@ -165,7 +165,7 @@ fn offset_inside_a_checkpoints_snapshot_is_never_claimed() {
 
 #[test]
 fn offsets_not_claimed_persisted_may_lie_inside_a_checkpoints_snapshot() {
-    let unpersisted = Limits { max_seqnos: Some(1), ..Limits::default() };
+    let unpersisted = Limits { max_seqnos: Some(1), persisted_only: false, ..limits() };
     let claimed = Limits { persisted_only: true, ..unpersisted.clone() };
     let last = Limits { is_last: true, ..claimed.clone() };
     for (limits, rollback, to) in [

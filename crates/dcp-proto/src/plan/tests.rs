@@ -60,6 +60,10 @@ fn persisted() -> Limits {
     Limits { persisted_only: true, ..Limits::default() }
 }
 
+fn unpersisted() -> Limits {
+    Limits { persisted_only: false, ..Limits::default() }
+}
+
 fn end(start: Offset, seen: Observed, limits: &Limits) -> Result<Offset, PlanError> {
     plan_end(&at(start).into(), &BTreeMap::from([(VB, seen)]), limits).map(|end| end.get(VB))
 }
@@ -73,7 +77,7 @@ fn batch_goes_to_what_is_persisted_everywhere() {
     let mut observed = seen(100, &[(A, 0)]);
     observed.persisted = Some(Seqno(70));
     assert_eq!(end(offset(0, 0, 0), observed.clone(), &persisted()), Ok(offset(70, A, 0)));
-    assert_eq!(end(offset(0, 0, 0), observed.clone(), &Limits::default()), Ok(offset(100, A, 0)));
+    assert_eq!(end(offset(0, 0, 0), observed.clone(), &unpersisted()), Ok(offset(100, A, 0)));
     observed.persisted = None;
     assert_eq!(end(offset(50, A, 0), observed, &persisted()), Ok(offset(50, A, 0)), "unknown");
 }
@@ -152,27 +156,27 @@ fn offset_not_persisted_survives_only_a_branch_begun_above_its_snapshot() {
         ..seen(150, &[(B, 120), (A, 0)])
     };
     let start = offset(100, A, 0);
-    let next = |after| end(start, now(after), &Limits::default()).unwrap();
+    let next = |after| end(start, now(after), &unpersisted()).unwrap();
     assert_eq!(next(Some(120)), offset(150, B, 0));
     for unsure in [None, Some(121), Some(99)] {
         assert_eq!(next(unsure), offset(150, B, 1), "{unsure:?}");
-        let [range] = &ranges(start, next(unsure), now(unsure), &Limits::default())[..] else {
+        let [range] = &ranges(start, next(unsure), now(unsure), &unpersisted())[..] else {
             panic!()
         };
         assert_eq!((range.start_seqno(), range.rolled_back), (Seqno::ZERO, true));
     }
-    let named = end(offset(150, A, 0), now(Some(150)), &Limits::default()).unwrap();
+    let named = end(offset(150, A, 0), now(Some(150)), &unpersisted()).unwrap();
     assert_eq!(named, offset(150, B, 1), "a branch below the offset");
     let above = Observed { high_after_read: Some(Seqno(150)), ..seen(150, &[(B, 150), (A, 0)]) };
-    let renamed = end(offset(150, A, 0), above, &Limits::default()).unwrap();
+    let renamed = end(offset(150, A, 0), above, &unpersisted()).unwrap();
     assert_eq!(renamed, offset(150, B, 0), "its name shows later that nothing was removed");
-    let empty = end(offset(0, 0, 0), seen(0, &[(B, 0)]), &Limits::default()).unwrap();
+    let empty = end(offset(0, 0, 0), seen(0, &[(B, 0)]), &unpersisted()).unwrap();
     assert_eq!(empty, offset(0, 0, 0), "nothing was read");
 }
 
 #[test]
 fn history_that_nobody_knows_is_read_again() {
-    for limits in [persisted(), Limits::default()] {
+    for limits in [persisted(), unpersisted()] {
         let now = || seen(90, &[(C, 20), (B, 0)]);
         let next = end(offset(100, A, 4), now(), &limits).unwrap();
         assert_eq!(next, offset(90, C, 5));
@@ -234,7 +238,7 @@ fn end_seqno_is_not_repeated_for_ever_after_a_purge_on_a_new_branch() {
     // A node was restarted uncleanly after the end had been written down, then deletions were purged.
     let now = || Observed { purge: Some(Seqno(70)), ..seen(90, &[(B, 50), (A, 0)]) };
     let (start, planned) = (offset(23, A, 0), offset(43, A, 0));
-    for limits in [Limits::default(), persisted()] {
+    for limits in [unpersisted(), persisted()] {
         let plan = |limits: &Limits| {
             let observed = BTreeMap::from([(VB, now())]);
             plan_ranges(&at(start).into(), &at(planned), &observed, limits)
@@ -310,7 +314,7 @@ fn offsets_serve_their_filter_and_parts_of_it() {
     let both = narrowed(&whole, &filter(&[9, 10])).unwrap();
     assert_eq!((both.filter(), both.get(VB)), (Some(&filter(&[9, 10])), whole.get(VB)));
     let observed = BTreeMap::from([(VB, seen(9, &[(A, 0)]))]);
-    let next = plan_end(&both.clone().into(), &observed, &Limits::default()).unwrap();
+    let next = plan_end(&both.clone().into(), &observed, &unpersisted()).unwrap();
     assert_eq!((next.filter(), next.get(VB)), (both.filter(), offset(9, A, 0)));
     let refused = narrowed(&next, &StoredFilter::default()).unwrap_err();
     assert!(matches!(refused, CheckpointError::OtherFilter(_)), "{refused}");
@@ -390,7 +394,7 @@ fn range_without_changes_costs_a_stream_all_the_same() {
 
 #[test]
 fn row_limit_below_the_number_of_vbuckets_reaches_them_in_turn() {
-    let limits = Limits { max_seqnos: Some(1), ..Limits::default() };
+    let limits = Limits { max_seqnos: Some(1), ..unpersisted() };
     let observed: BTreeMap<_, _> = (0..4).map(|n| (Vbid(n), seen(9, &[(A, 0)]))).collect();
     let mut offsets = Offsets::new("bucket", StoredFilter::default(), 4);
     for batch in 1..=8 {

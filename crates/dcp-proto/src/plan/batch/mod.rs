@@ -45,7 +45,7 @@ pub struct Answer {
 }
 
 /// How far a batch may go.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Limits {
     /// How many seqnos a batch may cover, all vBuckets together; no limit if `None`. With 0 nothing
@@ -53,7 +53,8 @@ pub struct Limits {
     pub max_seqnos: Option<u64>,
     /// Offsets not to pass, such as those that "available now" stood for at the start.
     pub until: Option<Offsets>,
-    /// Offer only what is persisted on every copy; see the module documentation.
+    /// On by default, unlike in a stream, because a batch ends at offsets that a failover could
+    /// take back. Offer only what is persisted on every copy; see the module documentation.
     pub persisted_only: bool,
     /// What to do if the server's history is no longer the one that was read.
     pub on_rollback: OnRollback,
@@ -63,6 +64,21 @@ pub struct Limits {
     pub ignores_purges: bool,
     /// No read follows: read everything, persisted or not.
     pub is_last: bool,
+}
+
+impl Default for Limits {
+    /// No limit but that of what is persisted.
+    fn default() -> Self {
+        Self {
+            max_seqnos: None,
+            until: None,
+            persisted_only: true,
+            on_rollback: OnRollback::default(),
+            on_purge: OnPurge::default(),
+            ignores_purges: false,
+            is_last: false,
+        }
+    }
 }
 
 /// Why a batch cannot be planned.
