@@ -67,7 +67,7 @@ class Claims:
             error = TakenOverError(
                 f"{where}: another reader has taken over vBuckets {in_ranges(lost)}, and none of "
                 "them was saved. Stop this reader if that is intended; otherwise give each "
-                "reader its own vBuckets with vbuckets=dcp_rs.Share(i, n), or its own store"
+                "reader its own share of the vBuckets, or its own store"
             )
             error.vbucket = lost[0]
             raise error

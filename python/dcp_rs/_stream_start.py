@@ -26,7 +26,7 @@ class StreamStart:
         self.store = cast("CheckpointStore", start) if is_store else None
         if default != "earliest" and self.store is None:
             raise ConfigError(
-                f"applies only to an empty store: pass a store as start, or start={default!r}",
+                f"applies only to an empty store: start from a store, or at {default!r}",
                 option="default",
             )
         self._start, self._default = start, default

@@ -135,7 +135,7 @@ class ConnectionOptions:
             except Exception as error:
                 raise ConfigError(
                     "this function cannot be pickled: use one that is defined in a "
-                    "module, or password_file",
+                    "module, or a file with the password",
                     option="credentials",
                 ) from error
         return dict(self.__dict__)

@@ -103,7 +103,9 @@ def test_a_table_with_binary_keys_holds_every_key(cluster, replica):
 
 def test_on_error_fail_names_the_change_and_writes_nothing_of_it(cluster, replica):
     token = cluster.upsert(_LEGACY, b"x")
-    message = rf"vBucket {token.vbucket} seqno {token.seqno}: the key is not UTF-8: set on_error"
+    message = (
+        rf"vBucket {token.vbucket} seqno {token.seqno}: the key is not UTF-8: choose to reject"
+    )
     for _ in range(2):
         with pytest.raises(DataError, match=message) as caught:
             replicate(cluster, replica, on_error="fail")

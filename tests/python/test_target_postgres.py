@@ -202,7 +202,7 @@ def test_a_document_that_a_rule_of_the_table_refuses_is_rejected_and_the_others_
     assert len(rejected(table)) == len(reasons) - 1
     assert in_step(cluster, table, document_schema=_SCHEMA)
     cluster.upsert("key_9", {"city": "canary"})
-    with pytest.raises(DataError, match=r"seqno \d+: the column n takes no NULL: set on_error"):
+    with pytest.raises(DataError, match=r"seqno \d+: the column n takes no NULL: choose to reject"):
         replicate(cluster, table, document_schema=_SCHEMA, on_error="fail")
 
 

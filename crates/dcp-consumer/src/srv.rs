@@ -34,7 +34,7 @@ pub(crate) enum SrvError {
     /// All listed nodes are outside the domain.
     #[error(
         "DNS lists {} for {service}, outside its domain, as a forged answer could: if this is \
-         correct, pass srv_targets=\"any\", or name these hosts in the connection string",
+         correct, accept SRV targets of any domain, or name these hosts in the connection string",
         .targets.join(", ")
     )]
     Elsewhere { service: String, targets: Vec<String> },
@@ -137,7 +137,8 @@ pub(crate) async fn lookup(
                 tracing::warn!(
                     service,
                     ?targets,
-                    "DNS lists nodes outside the domain: refused (srv_targets=\"any\" accepts them)"
+                    "DNS lists nodes outside the domain: refused, as SRV targets of any domain are \
+                     not accepted"
                 );
             }
         }
@@ -263,7 +264,7 @@ mod tests {
 
         let error = nodes(listing(&[(1, 1, 11207, "evil.org.")]).await).await.unwrap_err();
         let says = error.to_string();
-        for part in ["evil.org:11207", SERVICE, "srv_targets=\"any\""] {
+        for part in ["evil.org:11207", SERVICE, "accept SRV targets of any domain"] {
             assert!(says.contains(part), "{says}");
         }
         for no_node in [(1, 1, 0, "n1.example.com."), (1, 1, 1, ".")] {

@@ -59,7 +59,9 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
     // Operating systems include certificates that rustls does not accept; the others are enough.
     let (added, _) = roots.add_parsable_certificates(native.certs);
     if added == 0 {
-        tracing::warn!("the operating system has no certificate authorities: pass tls_ca");
+        tracing::warn!(
+            "the operating system has no certificate authorities: name a file of those to trust"
+        );
     }
     roots.add_parsable_certificates(CertificateDer::pem_slice_iter(CAPELLA).flatten());
     Ok(roots)
@@ -90,7 +92,7 @@ fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'stati
         return Err(unusable(
             "the private key is encrypted in OpenSSL's traditional form, which is weak and not \
              supported: convert it with `openssl pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`, \
-             and give its passphrase as tls_key_password",
+             and give its passphrase",
         ));
     }
     PrivateKeyDer::from_pem_slice(&bytes)
@@ -99,9 +101,8 @@ fn private_key(pem: &Pem, password: Option<&str>) -> Result<PrivateKeyDer<'stati
 
 /// The private key in an encrypted PKCS#8 section.
 fn decrypted(pem: &str, password: Option<&str>) -> Result<PrivateKeyDer<'static>, Error> {
-    let password = password.ok_or_else(|| {
-        unusable("the private key is encrypted: give its passphrase as tls_key_password")
-    })?;
+    let password =
+        password.ok_or_else(|| unusable("the private key is encrypted: give its passphrase"))?;
     let damaged = || unusable("the private key is damaged");
     let (_, der) = SecretDocument::from_pem(pem).map_err(|error| damaged().with_source(error))?;
     let key = EncryptedPrivateKeyInfoRef::try_from(der.as_bytes());
@@ -130,7 +131,7 @@ fn why_not_decrypted(error: &pkcs8::Error) -> Error {
              pkcs8 -topk8 -v2 aes-256-cbc -in OLD -out NEW`"
         }
         false => {
-            "the private key cannot be decrypted: check tls_key_password, and that the file is not \
+            "the private key cannot be decrypted: check its passphrase, and that the file is not \
              damaged"
         }
     })
@@ -177,8 +178,7 @@ pub(crate) fn advice(error: &std::io::Error) -> &'static str {
             "the server has no certificate for this host name: connect by a name it knows"
         }
         Some(rustls::Error::AlertReceived(_)) => {
-            "check whether the server wants a client certificate (tls_certificate, tls_key), and \
-             trusts the one given"
+            "check whether the server wants a client certificate, and trusts the one given"
         }
         None => {
             "the peer closed the connection: check that the port speaks TLS (11207), else use \
@@ -193,7 +193,7 @@ fn certificate_advice(error: &CertificateError) -> &'static str {
         // A bad signature comes from an authority with the same name as a trusted one.
         CertificateError::BadSignature | CertificateError::UnknownIssuer => {
             "no trusted authority signed the server's certificate: give the cluster's CA \
-             certificate as tls_ca"
+             certificate as the one to trust"
         }
         CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. } => {
             "the server's certificate is for another host name: connect by a name in it"

@@ -342,7 +342,7 @@ class DuckDBTarget:
             found["value"] = self._value_type
         elif self._value_type != "JSON":
             raise ConfigError(
-                "document_schema has no column value to be a variant", option="value_format"
+                "the documents have no column value to be a variant", option="value_format"
             )
         if self._value_type == "VARIANT" or any(has_variant(each.type) for each in schema):
             self._check_variant()

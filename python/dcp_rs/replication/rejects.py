@@ -71,8 +71,8 @@ def refuse(rejects: pa.Table, on_error: OnError) -> None:
         return
     row = rejects.slice(0, 1).to_pylist()[0]
     error = DataError(
-        f"vBucket {row['vbucket']} seqno {row['seqno']}: {row['reason']}: set on_error to reject, "
-        "which keeps such a change in a table of its own, or leave out its collection"
+        f"vBucket {row['vbucket']} seqno {row['seqno']}: {row['reason']}: choose to reject such "
+        "changes, which keeps them in a table of their own, or leave out the collection"
     )
     error.vbucket, error.seqno = row["vbucket"], row["seqno"]
     raise error

@@ -145,7 +145,7 @@ class Table:
         if len(self._relation.rejects.encode()) > identifier_limit(self._session):
             raise ConfigError(
                 f"PostgreSQL would cut the name {self._relation.rejects} of the table of "
-                "rejects: give the table a shorter name, or set on_error to fail",
+                "rejects: give the table a shorter name, or fail at the first reject",
                 option="target",
             )
         if relation_of(self._session, self._relation.schema, self._relation.rejects) is not None:
