@@ -103,6 +103,7 @@ class Replication:
                 if not any(has_moved):
                     self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
             for group in self._groups:
+                group.buffer.checkpoint = group.buffer.checkpoint or group.position
                 self._commit(group, is_due=True)
             if self._settings.once and not stop.is_set():
                 self._phase = "done"
@@ -298,6 +299,7 @@ class Replication:
         if read is None:
             return
         changes, position = read
+        group.position = position
         now = time.monotonic()
         is_due |= self._tables.writes_each_position or now - group.committed_at > _QUIET
         steps: list[tuple[Table, Step]] = []

@@ -88,6 +88,8 @@ class Group:
         self.until_now = True
         self.phase: Literal["opening", "reading", "idle", "complete"] = "opening"
         self.committed_at = time.monotonic()
+        # Position up to which everything was taken from the buffer.
+        self.position: Checkpoint | None = None
         self.stream: ChangeStream | None = None
         self._reader: Reader | None = None
 

@@ -73,6 +73,8 @@ class Table:
         self.target = target
         self.collection = collection
         self.state: State | None = None
+        # Where it is; the state may be behind as long as there are no changes.
+        self.position: Checkpoint | None = None
         self.commits = self.changes = self.malformed = self.rejected = 0
         self._layout = layout
         self._mode: Mode = mode
@@ -103,6 +105,7 @@ class Table:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
         self.state = found
+        self.position = None if found is None else found.checkpoint
 
     @property
     def known(self) -> State:
@@ -110,6 +113,11 @@ class Table:
         if self.state is None:
             raise AssertionError("a state is there once a stream was opened")
         return self.state
+
+    @property
+    def seqnos(self) -> dict[int, int]:
+        """How far it is in each vBucket that it has read."""
+        return {} if self.position is None else self.position.seqnos
 
     def why_anew(self, bucket_uuid: str, collection_id: int | None = None) -> str | None:
         """Says why a stored state cannot be resumed from.
@@ -167,11 +175,12 @@ class Table:
             collection_ids=() if collection_id is None else (collection_id,),
             checkpoint=checkpoint,
         )
+        self.position = checkpoint
 
     def go_on_from(self, start: Checkpoint) -> None:
         """Takes changes from a stream that begins at or before the table's position."""
         self._former = self.known.collection_ids
-        have, begun = self.known.checkpoint.seqnos, start.seqnos
+        have, begun = self.seqnos, start.seqnos
         self._ahead = {
             vbucket: seqno for vbucket, seqno in have.items() if seqno > begun.get(vbucket, 0)
         }
@@ -205,6 +214,7 @@ class Table:
             if is_caught_up and self._ahead:
                 # The server no longer has as much as the table.
                 raise LostPosition
+        self.position = position
         rollbacks = reducing.rolled_back(changes)
         rereading = state.rereading | rollbacks if state.mode == "table" else frozenset()
         after = replace(
@@ -257,7 +267,7 @@ class Table:
 
     def _lacking(self, changes: pa.Table, position: Checkpoint) -> tuple[pa.Table, Checkpoint]:
         """Returns the changes that the table lacks, and its position after them."""
-        own, reached = self.known.checkpoint, position.seqnos
+        own, reached = self.position or self.known.checkpoint, position.seqnos
         rolled_back = self._ahead.keys() & reducing.rolled_back(changes)
         if rolled_back and self._mode == "log":
             # Which of its rows the rollback takes back depends on branches that are gone.

@@ -218,7 +218,7 @@ class TablePerCollection:
         }
         tables = {name: self._open(name) for name in sorted(names)}
         read = {
-            name: sum(table.known.checkpoint.seqnos.values())
+            name: sum(table.seqnos.values())
             for name, table in tables.items()
             if table.state is not None
             and not table.state.is_loading
@@ -326,7 +326,7 @@ class TablePerCollection:
     ) -> Start:
         if not kept:
             return "earliest"
-        read = [table.known.checkpoint for table in kept]
+        read = [table.position or table.known.checkpoint for table in kept]
         if has_new:
             read.append(read[0].restricted_to([]))
         return client._earliest_of(names, read)  # noqa: SLF001 - the package's own
@@ -439,7 +439,8 @@ def _qualified(name: str) -> str:
 def _has_more(tables: list[Table], start: Start) -> bool:
     """Whether a table has read some of a vBucket that a stream reads from the beginning."""
     begun = {} if start == "earliest" else start.seqnos
-    read = (table.known.checkpoint.seqnos for table in tables)
     return any(
-        seqno and not begun.get(vbucket, 0) for have in read for vbucket, seqno in have.items()
+        seqno and not begun.get(vbucket, 0)
+        for table in tables
+        for vbucket, seqno in table.seqnos.items()
     )
