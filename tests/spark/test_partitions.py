@@ -1,6 +1,7 @@
 """Planning: who reads what."""
 
 import pickle
+from collections import Counter
 from functools import partial
 
 import pyarrow as pa
@@ -53,6 +54,22 @@ def test_vbuckets_choose_and_are_checked(options, load):
     ]
     with pytest.raises(ConfigError, match="there is no vBucket 64, the bucket has 64"):
         dcp_rs.spark.partitions(options | {"vbuckets": "64"})
+
+
+def test_first_loads_may_leave_out_deletions(cluster, options, load):
+    load(100)
+    cluster.persist()
+
+    def ops(**more):
+        partitions = dcp_rs.spark.partitions(options | more)
+        batches = [batch for partition in partitions for batch in read_partition(partition)]
+        return Counter(op for batch in batches for op in batch["op"].to_pylist())
+
+    assert ops() == {"mutation": 90, "deletion": 10}
+    assert ops(initialDeletions="skip") == {"mutation": 90}
+    assert ops(initialDeletions="skip_if_supported") == {"mutation": 90}
+    with pytest.raises((ConfigError, SparkReadError), match="initialDeletions, include: "):
+        ops(initialDeletions="skip", include="history")
 
 
 def test_latest_leaves_nothing_to_read(options):

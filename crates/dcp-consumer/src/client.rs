@@ -240,6 +240,7 @@ impl Client {
     /// What has to be found out to run a plan that was made before.
     async fn open(&self, plan: &ReadPlan, options: &StreamOptions) -> Result<Opened, Error> {
         options::check_batch(&options.batch)?;
+        options.check_initial_deletions()?;
         let vbids: BTreeSet<Vbid> = plan.streamed().map(|range| range.vbid).collect();
         self.check_vbuckets(&["vbuckets"], &vbids)?;
         let mut nodes = self.nodes(options, plan.retry_timeout, &vbids).await?;

@@ -309,7 +309,8 @@ impl StreamOptions {
 }
 
 impl StreamOptions {
-    fn check_initial_deletions(&self) -> Result<(), Error> {
+    /// Refuses first loads without deletions where they would be wrong, or do nothing.
+    pub(crate) fn check_initial_deletions(&self) -> Result<(), Error> {
         let (option, problem): (&'static [_], _) = match &self.start {
             _ if self.initial_deletions == InitialDeletions::Deliver => return Ok(()),
             Start::Latest => (

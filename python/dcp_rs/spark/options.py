@@ -123,6 +123,12 @@ class ReadOptions:
     on_purge: Literal["fail", "resync"] = PlanOptions.on_purge
     """What to do if deletions may have been purged before they were read: `fail`, or `resync`: emit
     a rollback row and read the vBucket from its beginning."""
+    initial_deletions: Literal["deliver", "skip", "skip_if_supported"] = _STREAM[
+        "initial_deletions"
+    ]
+    """Whether the server leaves out the deletions of a vBucket's first load: `skip` needs a server
+    newer than Couchbase Server 8.0, `skip_if_supported` delivers the deletions of others. Later
+    deletions are delivered."""
     persisted_only: bool = PlanOptions.persisted_only
     """On by default, unlike in `Client.stream`, because a read ends at offsets that a failover
     could take back. Whether streams and reads that resume take only changes that every copy of a
@@ -263,6 +269,7 @@ class ReadOptions:
                 "since": self.since,
                 "batch": BatchPolicy(**given),
                 "on_rollback": self.on_rollback,
+                "initial_deletions": self.initial_deletions,
                 "persisted_only": self.persisted_only,
             }
         )
@@ -500,6 +507,7 @@ _PARSERS: dict[str, _Parser] = {
     "flow_control_buffer_bytes": _size,
     "include": _include,
     "include_value": _boolean,
+    "initial_deletions": _word,
     "key_type": _word,
     "keys": _names,
     "max_offsets_per_trigger": _number_to(_MOST),
