@@ -149,6 +149,36 @@ def test_a_table_has_the_documents_after_updates_deletions_and_expirations(clust
     assert replicate(cluster, table).commits == 0, "nothing to do"
 
 
+def _with_tombstones(cluster, written):
+    """Writes documents and removes some, on disk only; counts the deletions that are sent."""
+    fill(written)
+    for n in range(0, 60, 4):
+        cluster.remove(f"key_{n}", collection="inventory.airline")
+    cluster.persist()
+    sends = {"opcode": "DCP_DELETION"}
+    cluster.set_faults([{"condition": sends, "reaction": {"delay": {"seconds": 0}}}])
+
+
+def test_a_table_is_loaded_without_deletions_and_gets_later_ones(cluster, written, table):
+    _with_tombstones(cluster, written)
+    # The second attempt resumes inside the load, where documents were removed meanwhile.
+    with pytest.raises(CrashError):
+        replicate(cluster, Watched(table, crash_after=1), commit_rows=10)
+    assert cluster.fault_counts() == [0]
+    for n in range(1, 60, 4):
+        cluster.remove(f"key_{n}", collection="inventory.hotel")
+    cluster.persist()
+    replicate(cluster, table, commit_rows=10)
+    assert table.documents() == written.documents()
+    assert 0 < cluster.fault_counts()[0] <= 15
+
+
+def test_a_log_has_the_deletions_of_its_first_load(cluster, written, log):
+    _with_tombstones(cluster, written)
+    replicate(cluster, log, mode="log")
+    assert cluster.fault_counts() == [15]
+
+
 def test_what_is_written_while_it_follows_is_there_when_it_stops(cluster, written, replica):
     fill(written)
     with Running(cluster, replica) as running:
