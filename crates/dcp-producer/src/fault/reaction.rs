@@ -56,6 +56,9 @@ pub enum Reaction {
     Rollback(Seqno),
     /// Streams never end: their last message is lost.
     NoStreamEnd,
+    /// Snapshots from memory whose end has no message of the stream are never completed: the
+    /// SEQNO_ADVANCED behind their items is lost, as on servers with MB-73354.
+    NoSnapshotEnd,
     /// The requested stream continues for up to this many changes beyond its end, as far as the
     /// vBucket has them.
     ItemsPastEnd(u64),
@@ -122,6 +125,7 @@ impl Reaction {
         match self {
             Self::Rollback(_) | Self::ItemsPastEnd(_) => Some(&[Opcode::DCP_STREAM_REQ]),
             Self::NoStreamEnd => Some(&[Opcode::DCP_STREAM_END]),
+            Self::NoSnapshotEnd => Some(&[Opcode::DCP_SEQNO_ADVANCED]),
             Self::MarkerWithoutItems => Some(&[Opcode::DCP_SNAPSHOT_MARKER]),
             Self::SeqnoAdvancedBeforeItem => Some(ITEMS),
             Self::OsoCut(_) => Some(&[Opcode::DCP_OSO_SNAPSHOT]),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::{BufMut, BytesMut};
+use dcp_wire::message::{SnapshotFlags, SnapshotMarker};
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Opcode, Seqno, Status};
 use rustc_hash::FxHashMap;
 use tokio::sync::watch;
@@ -74,6 +75,8 @@ pub(crate) struct Tap {
     /// may begin inside a packet.
     untouched: usize,
     streams: FxHashMap<Opaque, StreamFault>,
+    /// Streams in a snapshot from memory, and whether it has had an item.
+    in_memory: FxHashMap<Opaque, bool>,
     /// Until when the output waits.
     output_waits: Option<Instant>,
     /// Until when the input waits.
@@ -99,6 +102,7 @@ impl Tap {
             wire: BytesMut::new(),
             untouched: 0,
             streams: FxHashMap::default(),
+            in_memory: FxHashMap::default(),
             output_waits: None,
             input_waits: None,
             request_waited: false,
@@ -285,6 +289,7 @@ impl Tap {
         if self.is_lost_on_its_stream(&frame) {
             return true;
         }
+        self.note_snapshot(&frame);
         let Some((rule, reaction)) = self.ask(Direction::ToClient, &frame) else {
             self.put(packet);
             return true;
@@ -292,6 +297,8 @@ impl Tap {
         let opaque = frame.header.opaque;
         match reaction {
             Reaction::Drop | Reaction::NoStreamEnd => {}
+            // With nothing else in it, servers do not lose it.
+            Reaction::NoSnapshotEnd if self.in_memory.get(&opaque) == Some(&true) => {}
             Reaction::NoNoop => self.lost_noops.push(opaque),
             Reaction::Delay(delay) => {
                 self.output_waits = now.checked_add(delay);
@@ -351,6 +358,26 @@ impl Tap {
         }
     }
 
+    /// Follows which streams are in a snapshot from memory.
+    fn note_snapshot(&mut self, frame: &Frame<'_>) {
+        let opaque = frame.header.opaque;
+        match frame.header.opcode {
+            Opcode::DCP_SNAPSHOT_MARKER => match SnapshotMarker::decode(frame) {
+                Ok(marker) if marker.flags.contains(SnapshotFlags::MEMORY) => {
+                    self.in_memory.insert(opaque, false);
+                }
+                _ => _ = self.in_memory.remove(&opaque),
+            },
+            Opcode::DCP_STREAM_END => _ = self.in_memory.remove(&opaque),
+            opcode if is_item(opcode) => {
+                if let Some(has_item) = self.in_memory.get_mut(&opaque) {
+                    *has_item = true;
+                }
+            }
+            _ => {}
+        }
+    }
+
     fn begin_oso_cut(&mut self, items: u64, frame: &Frame<'_>, packet: &[u8]) {
         if frame.extras == 1u32.to_be_bytes() {
             self.streams.insert(frame.header.opaque, StreamFault::CutAfter(items));
@@ -403,7 +430,7 @@ impl Tap {
 #[cfg(test)]
 mod tests {
     use dcp_wire::Vbid;
-    use dcp_wire::message::{OsoSnapshot, StreamAddress};
+    use dcp_wire::message::{OsoSnapshot, SeqnoAdvanced, StreamAddress};
 
     use super::*;
     use crate::fault::parse_rules;
@@ -432,6 +459,32 @@ mod tests {
             rest = &rest[len..];
         }
         (seen, tap.is_closing())
+    }
+
+    #[test]
+    fn snapshot_end_is_lost_behind_items_from_memory_only() {
+        let faults = Faults::default();
+        faults.set(parse_rules(r#"[{"reaction": "no_snapshot_end"}]"#).unwrap()).unwrap();
+        let mut tap = Tap::new(&faults, 0);
+        tap.refresh(0);
+        let to = StreamAddress { vbid: Vbid(3), opaque: Opaque(9), stream_id: None };
+        let mut passes = |flags, items: u64| {
+            let mut output = BytesMut::new();
+            SnapshotMarker::new(Seqno(0), Seqno(9), flags).encode(to, &mut output).unwrap();
+            for seqno in 1..=items {
+                let item = Frame::request(Opcode::DCP_MUTATION).with_opaque(Opaque(9));
+                let item_extras = [seqno.to_be_bytes(), [0; 8]].concat();
+                item.with_extras(&item_extras).encode(&mut output).unwrap();
+            }
+            SeqnoAdvanced { seqno: Seqno(9) }.encode(to, &mut output).unwrap();
+            let all = output.clone();
+            tap.pass(Instant::now(), &mut output);
+            tap.wire().split() == all
+        };
+        assert!(!passes(SnapshotFlags::MEMORY, 2));
+        assert!(passes(SnapshotFlags::MEMORY, 0));
+        assert!(passes(SnapshotFlags::DISK, 2));
+        assert!(!passes(SnapshotFlags::MEMORY | SnapshotFlags::CHECKPOINT, 1));
     }
 
     #[test]
