@@ -192,7 +192,11 @@ class ProtocolError(DcpError):
 
 
 class RollbackError(DcpError):
-    """A vBucket was rolled back, and the stream was opened with `on_rollback="fail"`."""
+    """A vBucket was rolled back, and the stream was opened with `on_rollback="fail"`.
+
+    Otherwise, its first load was interrupted four times in a row, each time below the seqno up to
+    which the server had purged deletions by then.
+    """
 
     code = "rollback"
 

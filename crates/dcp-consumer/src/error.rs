@@ -36,7 +36,8 @@ pub enum ErrorKind {
     NotCouchbase,
     /// The peer broke the protocol.
     Protocol,
-    /// A vBucket was rolled back, and the stream is configured to fail then.
+    /// A vBucket was rolled back, and the stream is configured to fail then; or its first load was
+    /// interrupted again and again, below the server's purge seqno.
     Rollback,
     /// The sink could not take a change.
     Sink,

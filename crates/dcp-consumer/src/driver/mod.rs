@@ -97,6 +97,8 @@ pub(crate) struct VbucketProgress {
     pub(crate) is_held_up: bool,
     /// Whether it waits for an end that the server no longer has.
     pub(crate) has_lost_end: bool,
+    /// Whether it waits for the rest of a snapshot that the server sends at once.
+    pub(crate) awaits_snapshot_end: bool,
 }
 
 /// The parts of a connection's task.
@@ -433,8 +435,16 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let is_held_up = is_full || shared.has_queued();
         let progress = |(vbid, high_seqno): (Vbid, Seqno)| {
             let has_lost_end = machine.has_lost_end(vbid, high_seqno);
+            let awaits_snapshot_end = machine.awaits_snapshot_end(vbid);
             let seqno = machine.seqno(vbid)?;
-            Some(VbucketProgress { vbid, seqno, high_seqno, is_held_up, has_lost_end })
+            Some(VbucketProgress {
+                vbid,
+                seqno,
+                high_seqno,
+                is_held_up,
+                has_lost_end,
+                awaits_snapshot_end,
+            })
         };
         high_seqnos.into_iter().filter_map(progress).collect()
     }

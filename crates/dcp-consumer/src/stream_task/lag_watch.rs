@@ -24,6 +24,11 @@ const AFTER_INTERRUPTION: Duration = Duration::from_millis(500);
 /// waits. Servers are known to hold back the last change of a quiet vBucket until the next one.
 const STALLED: Duration = Duration::from_secs(60);
 
+/// How long it may wait for the rest of a snapshot from memory, which servers send at once. Those
+/// with MB-73354 announce some up to a prepare or an abort that the stream is never sent; asked
+/// again, they say so.
+const LEFT_OPEN: Duration = Duration::from_secs(10);
+
 /// Collections per round of requests. An answer has 10 bytes per vBucket, so rounds for more
 /// collections are less frequent.
 const PER_ROUND: usize = 100;
@@ -56,6 +61,7 @@ struct Behind {
     /// Since when it has had that seqno.
     since: Instant,
     is_reported: bool,
+    is_reopened: bool,
 }
 
 impl LagWatch {
@@ -121,10 +127,22 @@ impl LagWatch {
                 is_due.then_some(stalled)
             }
             behind => {
-                *behind = Some(Behind { seqno, since: now, is_reported: false });
+                let (is_reported, is_reopened) = (false, false);
+                *behind = Some(Behind { seqno, since: now, is_reported, is_reopened });
                 None
             }
         }
+    }
+
+    /// Whether a vBucket that was compared now has waited too long for the rest of a snapshot from
+    /// memory, so that its stream must be opened again; once without progress.
+    pub(super) fn is_left_open(&mut self, progress: VbucketProgress, now: Instant) -> bool {
+        let lag = self.vbuckets.get_mut(&progress.vbid);
+        let Some(behind) = lag.and_then(|lag| lag.behind.as_mut()) else { return false };
+        let waited = now.saturating_duration_since(behind.since);
+        let is_due = progress.awaits_snapshot_end && waited >= LEFT_OPEN && !behind.is_reopened;
+        behind.is_reopened |= is_due;
+        is_due
     }
 
     /// The highest known seqno of the server.
@@ -210,6 +228,7 @@ mod tests {
             high_seqno: Seqno(high_seqno),
             is_held_up: false,
             has_lost_end: false,
+            awaits_snapshot_end: false,
         }
     }
 
@@ -230,6 +249,25 @@ mod tests {
         assert_eq!(compare(5, 12, 200), None, "reported once");
         assert_eq!(compare(6, 12, 210), None, "it has advanced");
         assert_eq!(compare(6, 12, 270), Some(seconds(60)), "and stalls again");
+    }
+
+    #[test]
+    fn snapshot_that_is_left_open_is_asked_for_again_once() {
+        let start = Instant::now();
+        let mut watch = watch(start);
+        let mut is_left_open = |progress: VbucketProgress, at| {
+            watch.compare(progress, Seqno::MAX, start + seconds(at));
+            watch.is_left_open(progress, start + seconds(at))
+        };
+        let waits = |seqno| VbucketProgress { awaits_snapshot_end: true, ..progress(seqno, 9) };
+        assert!(!is_left_open(waits(5), 0));
+        assert!(!is_left_open(waits(5), 9));
+        assert!(!is_left_open(progress(5, 9), 10), "the disk may take longer");
+        assert!(is_left_open(waits(5), 10));
+        assert!(!is_left_open(waits(5), 30), "once");
+        assert!(!is_left_open(waits(6), 40), "it has advanced");
+        assert!(is_left_open(waits(6), 50));
+        assert!(!is_left_open(VbucketProgress { is_held_up: true, ..waits(7) }, 99));
     }
 
     #[test]

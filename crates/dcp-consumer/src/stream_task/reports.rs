@@ -187,7 +187,16 @@ impl<S: BatchSink> StreamTask<S> {
     fn compare(&mut self, progress: VbucketProgress, now: Instant) {
         let VbucketProgress { vbid, seqno, high_seqno, .. } = progress;
         let end_seqno = self.placement.end_seqno(vbid);
-        let Some(still) = self.lag.compare(progress, end_seqno, now) else { return };
+        let lags = self.lag.compare(progress, end_seqno, now);
+        if self.lag.is_left_open(progress, now)
+            && let Some(on) = self.placement.connection_of(vbid)
+        {
+            tracing::info!(target: CLUSTER, %vbid, %seqno,
+                "the rest of a snapshot does not come: the stream is opened again");
+            // It is reported as ended and opened again.
+            self.connections.send(on, Command::Close(vbid));
+        }
+        let Some(still) = lags else { return };
         let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
         let still = Seconds(still);
         tracing::warn!(target: CLUSTER, %vbid, %seqno, %high_seqno, %still,

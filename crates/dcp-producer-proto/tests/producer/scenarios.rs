@@ -16,8 +16,8 @@ rows!(stream_ends, "stream_end.json":
 rows!(takeovers, "takeover.json": fc_25);
 
 rows!(requests, "requests.json":
-    sr_20 sr_55 sr_56 sr_58 sr_59 op_10 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_32 fc_33 fc_40 ct_28
-    cm_29);
+    sr_20 sr_55 sr_56 sr_58 sr_59 op_10 co_63 op_20 fc_17 fc_18 fc_23 fc_24 fc_30 fc_31 fc_32 fc_33 fc_40
+    ct_28 cm_29);
 
 // Our own: what lies next to the rows of the tables.
 rows!(neighbours, "neighbours.json":

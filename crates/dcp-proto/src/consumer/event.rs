@@ -24,6 +24,9 @@ pub struct StreamPosition {
     /// Whether the delivered changes are void because an out-of-sequence-order snapshot was not
     /// completed: the vBucket starts again, with a rollback record first.
     pub begins_again: bool,
+    /// How often in a row the server has purged deletions that the vBucket's first load had not
+    /// reached, so that the load began again.
+    pub overtaken: u32,
 }
 
 /// What is known of a stream's end seqno.
@@ -89,7 +92,7 @@ impl StreamPosition {
     pub fn with_history(position: Position, mut history: History) -> Self {
         history.push(&position);
         let end = EndKind::default();
-        Self { position, history, end, catch_up: None, begins_again: false }
+        Self { position, history, end, catch_up: None, begins_again: false, overtaken: 0 }
     }
 }
 
@@ -121,6 +124,9 @@ pub enum EndCause {
         /// The seqno that the server asked to go back to.
         to: Seqno,
     },
+    /// The first load would begin again, as it did so many times: the server purges deletions that
+    /// it has not reached.
+    Overtaken(u32),
     /// [`close_stream`](super::Connection::close_stream) was called.
     Closed,
 }
@@ -209,6 +215,9 @@ impl fmt::Display for EndCause {
             Self::Refused(error) => write!(f, "the server refused it ({error})"),
             Self::RolledBack { rollback, .. } => {
                 write!(f, "rolled back to seqno {}", rollback.seqno)
+            }
+            Self::Overtaken(times) => {
+                write!(f, "its first load began again {times} times after a purge")
             }
             Self::Closed => f.write_str("closed by the client"),
         }

@@ -2,12 +2,12 @@
 //! vBucket is caught up.
 
 use dcp_proto::consumer::{
-    ConnectionConfig, Delivery, EndCause, Event, OpenStreamError, StreamPosition,
+    ConnectionConfig, Delivery, EndCause, Event, OpenStreamError, StreamFilter, StreamPosition,
 };
 use dcp_proto::{OnRollback, Position};
 use dcp_test::harness::{Harness, Item, Sent, VB, config, is_complete, position};
 use dcp_wire::message::{OsoSnapshot, StreamEndReason, StreamRequestFlags};
-use dcp_wire::{Seqno, Status};
+use dcp_wire::{CollectionId, Seqno, Status};
 
 const LOG: &[(u64, u64)] = &[(1, 0)];
 
@@ -90,6 +90,96 @@ fn seqnos_that_are_passed_over_catch_up_too() {
     let mut server = streaming(40, Seqno::MAX);
     server.marker(0, 40).mutation(10).advanced(40).play();
     assert_eq!(told(&server), [(1, Item::CaughtUp(40))]);
+}
+
+/// A stream of two collections that had so much when it was opened.
+fn streaming_collections(end: Seqno) -> Harness {
+    let filter = StreamFilter::Collections(vec![CollectionId(8), CollectionId(9)]);
+    let mut server = Harness::new(ConnectionConfig { collections: true, filter, ..config() });
+    server.open_until(catching_up(Position::EARLIEST, 4), end);
+    server.accept(LOG);
+    server
+}
+
+#[test]
+fn co_63_snapshot_from_memory_that_is_left_open_shows_until_the_stream_is_asked_for_again() {
+    let mut server = streaming_collections(Seqno::MAX);
+    assert!(!server.machine.awaits_snapshot_end(VB));
+    // Announced up to a prepare that is never sent.
+    server.say("MARK [0-4] 0x5").play();
+    assert!(!server.machine.awaits_snapshot_end(VB), "it may be one without items");
+    server.mutation(3).play();
+    assert!(server.machine.awaits_snapshot_end(VB));
+    assert_eq!(told(&server), []);
+    let config = server.machine.config().clone();
+    let request = server.reconnect(config);
+    assert_eq!((request.start, request.snapshot), (3, (0, 4)));
+    server.accept(LOG);
+    assert!(!server.machine.awaits_snapshot_end(VB));
+    // Asked again, the server says that nothing is left.
+    server.say("MARK [0-5] 0x5").advanced(5).play();
+    assert!(!server.machine.awaits_snapshot_end(VB));
+    assert_eq!(told(&server), [(1, Item::CaughtUp(5))]);
+    // A disk may take its time.
+    server.say("MARK [6-9] 0x2").mutation(7).play();
+    assert!(!server.machine.awaits_snapshot_end(VB));
+}
+
+#[test]
+fn co_63_finite_stream_ends_inside_a_snapshot_that_is_left_open() {
+    let mut server = streaming_collections(Seqno(4));
+    server.marker(0, 4).mutation(3).play();
+    assert_eq!(server.events(), [], "a newer version may follow");
+    server.end(StreamEndReason::OK).play();
+    let events = server.events();
+    assert!(matches!(&events[..], [Event::CaughtUp(_), end] if is_complete(end)), "{events:?}");
+}
+
+/// Interrupts a load at 5, which the server rolls back to 0.
+fn interrupt(server: &mut Harness) {
+    server.marker(0, 100).mutation(5).play();
+    assert_eq!(server.reconnect(config()).start, 5);
+    server.answer(Status::ROLLBACK, &0u64.to_be_bytes()).play();
+}
+
+#[test]
+fn co_64_load_that_purges_overtake_again_and_again_says_why_it_ends() {
+    let mut server = streaming(100, Seqno::MAX);
+    for _ in 0..3 {
+        interrupt(&mut server);
+        assert_eq!(server.requested().start, 0);
+        server.accept(LOG);
+    }
+    interrupt(&mut server);
+    let events = server.events();
+    let [Event::StreamEnded { cause, from, .. }] = &events[..] else { panic!("{events:?}") };
+    assert_eq!(*cause, EndCause::Overtaken(3));
+    assert_eq!(from.position.seqno, Seqno(5), "nothing is rolled back");
+}
+
+#[test]
+fn co_64_loads_that_failovers_interrupt_or_that_are_complete_do_not_count() {
+    // Each time the server is on another branch: it has lost the client's.
+    let mut server = streaming(100, Seqno::MAX);
+    for branch in 2..12 {
+        interrupt(&mut server);
+        assert_eq!(server.requested().start, 0);
+        server.accept(&[(branch, 0)]);
+    }
+    // A load that was completed begins a new count.
+    let mut server = streaming(100, Seqno::MAX);
+    for _ in 0..4 {
+        for _ in 0..3 {
+            interrupt(&mut server);
+            assert_eq!(server.requested().start, 0);
+            server.accept(LOG);
+        }
+        server.marker(0, 100).mutation(100).play();
+        server.reconnect(config());
+        server.answer(Status::ROLLBACK, &0u64.to_be_bytes()).play();
+        assert_eq!(server.requested().start, 0);
+        server.accept(LOG);
+    }
 }
 
 #[test]

@@ -115,16 +115,14 @@ async fn op_10_server_that_cannot_skip_is_refused_unless_that_is_allowed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn op_10_deletions_are_not_skipped_where_that_would_be_wrong_or_do_nothing() {
     let history = persisted(1, 1).await;
-    type Change = fn(&mut StreamOptions);
-    let wrong: [(&str, Change); 3] = [
-        ("start", |o| o.start = Start::Latest),
-        ("history", |o| o.history = true),
-        ("out_of_order", |o| o.out_of_order = true),
-    ];
     for initial_deletions in [InitialDeletions::Skip, InitialDeletions::SkipIfSupported] {
-        for (other, set) in wrong {
+        for other in ["start", "history", "out_of_order"] {
             let mut options = loading(Start::Earliest, initial_deletions);
-            set(&mut options);
+            match other {
+                "start" => options.start = Start::Latest,
+                "history" => options.history = true,
+                _ => options.out_of_order = true,
+            }
             let error = Reader::try_open(&history.producer, options).await.unwrap_err();
             assert_eq!(error.options(), ["initial_deletions", other], "{error}");
         }

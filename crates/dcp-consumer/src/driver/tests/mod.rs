@@ -324,8 +324,14 @@ async fn progress_is_reported_for_vbuckets_that_stream() {
     server.rows(1..=3).await;
     server.settle().await;
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(3), Seqno(9));
-    let progress =
-        VbucketProgress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
+    let progress = VbucketProgress {
+        vbid,
+        seqno,
+        high_seqno,
+        is_held_up: false,
+        has_lost_end: false,
+        awaits_snapshot_end: true,
+    };
     assert_eq!(server.progress(9).await, [progress]);
 }
 
@@ -354,7 +360,14 @@ async fn vbucket_whose_window_is_full_of_unpersisted_changes_lags() {
     server.settle().await;
     assert!(matches!(server.report().await, Report::Unpersisted(Vbid(0), Some(_))));
     let (vbid, seqno, high_seqno) = (Vbid(0), Seqno(0), Seqno(1000));
-    let lags = VbucketProgress { vbid, seqno, high_seqno, is_held_up: false, has_lost_end: false };
+    let lags = VbucketProgress {
+        vbid,
+        seqno,
+        high_seqno,
+        is_held_up: false,
+        has_lost_end: false,
+        awaits_snapshot_end: false,
+    };
     assert_eq!(server.progress(1000).await, [lags], "there is nothing the application could take");
 }
 

@@ -37,6 +37,15 @@ pub(super) fn decide(vbid: Vbid, cause: &EndCause, has_streamed: bool) -> Decisi
             let error = Error::new(ErrorKind::Rollback, message).with_vbid(vbid);
             Decision::Fatal(error.with_rollback_seqno(rollback.seqno))
         }
+        EndCause::Overtaken(times) => {
+            let message = format!(
+                "{vbid}: the first load began again {times} times, because each was interrupted \
+                 below the seqno up to which the server had purged deletions by then: raise the \
+                 bucket's metadata purge interval, or read without collections, so that the \
+                 position keeps up with the load"
+            );
+            Decision::Fatal(Error::new(ErrorKind::Rollback, message).with_vbid(vbid))
+        }
         // Closed by the client in order to move; a rollback at 0 is a server error, which may be
         // temporary.
         _ => Decision::Retry(Backoff::SHORT),

@@ -199,6 +199,7 @@ fn rollback_with_on_rollback_fail_ends_the_stream() {
         verdict(EndCause::RolledBack { rollback, to: rollback.seqno }),
         Fatal(ErrorKind::Rollback)
     );
+    assert_eq!(verdict(EndCause::Overtaken(3)), Fatal(ErrorKind::Rollback));
 }
 
 #[test]

@@ -233,6 +233,10 @@ impl Connection {
             self.end(vbid, EndCause::Refused(OpenStreamError::RollbackAtZero));
             return Ok(());
         }
+        if let Some(times) = stream.is_overtaken(to) {
+            self.end(vbid, EndCause::Overtaken(times));
+            return Ok(());
+        }
         let rollback = stream.roll_back(to, policy == OnRollback::Resync);
         self.stats.rollbacks += 1;
         if policy == OnRollback::Fail {

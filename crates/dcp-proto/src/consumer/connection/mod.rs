@@ -389,6 +389,15 @@ impl Connection {
         (stream.state == State::Streaming).then_some(stream.position.seqno)
     }
 
+    /// Whether a stream has some but not all of a snapshot from memory, which servers send at once.
+    /// If nothing more comes, close the stream: reopened from [`Event::StreamEnded`], it is told what
+    /// is left of the snapshot.
+    #[must_use]
+    pub fn awaits_snapshot_end(&self, vbid: Vbid) -> bool {
+        let stream = self.streams.get(vbid.index()).and_then(Option::as_ref);
+        stream.is_some_and(|stream| stream.awaits_snapshot_end())
+    }
+
     /// Whether a stream waits for an end that the server no longer has, if `high` is its high seqno.
     /// The server then lost changes after the end was chosen, or after it was last asked for its high
     /// seqno, and before it accepted the stream. Close the stream: reopened from

@@ -9,6 +9,10 @@ use super::unpersisted::UnpersistedQueue;
 use super::{EndKind, Misbehaviour, PositionUpdate, ProtocolErrorKind, StreamPosition};
 use crate::{CaughtUp, FailoverLog, History, Position, Rollback, SinkError, Snapshot};
 
+/// How often the first load of a vBucket may begin again after purges. Each of these loads was
+/// interrupted below the purge seqno, and so will be the next.
+const MOST_LOADS: u32 = 3;
+
 /// Why a stream message could not be taken.
 #[derive(Debug)]
 pub(super) enum Fault {
@@ -155,6 +159,8 @@ struct Marker {
     purge_seqno: Option<Seqno>,
     /// It keeps several versions of a key.
     history: bool,
+    /// It comes from memory, so that all of it is sent at once.
+    from_memory: bool,
     /// No item has arrived: the snapshot is not part of the position yet.
     pending: bool,
     /// Opaque of its marker, if that must be acknowledged.
@@ -208,6 +214,11 @@ pub(super) struct Stream {
     end_kind: EndKind,
     catch_up: Option<Seqno>,
     begins_again: bool,
+    /// How often in a row the first load was overtaken by a purge.
+    overtaken: u32,
+    /// The branch and seqno at which the first load was interrupted, until the server's answer
+    /// shows whether it still has them.
+    interrupted_at: Option<(Vbuuid, Seqno)>,
     /// Changes that are not yet persisted on all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
@@ -244,7 +255,8 @@ impl Stream {
         clamp: bool,
         from: StreamPosition,
     ) -> Self {
-        let StreamPosition { position, history, end: end_kind, catch_up, begins_again } = from;
+        let StreamPosition { position, history, end: end_kind, catch_up, begins_again, overtaken } =
+            from;
         let clamp = if clamp { end_seqno } else { Seqno::MAX };
         Self {
             vbid,
@@ -262,6 +274,8 @@ impl Stream {
             end_kind,
             catch_up,
             begins_again,
+            overtaken,
+            interrupted_at: None,
             dirty: false,
             reopen: false,
             reopened: false,
@@ -282,6 +296,11 @@ impl Stream {
         self.branch = Branch::NONE;
         self.unpersisted = UnpersistedQueue::default();
         self.ended = false;
+        if let Some((vbuuid, seqno)) = self.interrupted_at.take() {
+            // It rolled the load back although it has its history: for the sake of a purge.
+            let is_purge = log.branch_of(seqno).vbuuid == vbuuid;
+            self.overtaken = if is_purge { self.overtaken.saturating_add(1) } else { 0 };
+        }
         self.log = Some(log);
     }
 
@@ -320,6 +339,7 @@ impl Stream {
             end: self.end_kind,
             catch_up: self.catch_up,
             begins_again: self.begins_again || self.oso.is_some(),
+            overtaken: self.overtaken,
         }
     }
 
@@ -370,12 +390,25 @@ impl Stream {
         self.catch_up = self.catch_up.map(|target| target.min(high));
     }
 
+    /// How often the first load began again, if a rollback to `to` interrupts it once too often.
+    pub(super) fn is_overtaken(&self, to: Seqno) -> Option<u32> {
+        let is_due = to == Seqno::ZERO && self.is_loading() && self.overtaken >= MOST_LOADS;
+        is_due.then_some(self.overtaken)
+    }
+
+    /// Whether it is in its first load: no snapshot is complete yet.
+    fn is_loading(&self) -> bool {
+        self.history.points().is_empty() && !self.position.is_snapshot_complete()
+    }
+
     /// Rolls back on the server's request and returns the rollback record; the stream must be
     /// requested again. `from_zero` goes back to the beginning regardless of earlier points.
     pub(super) fn roll_back(&mut self, to: Seqno, from_zero: bool) -> Rollback {
         let left = &self.position;
         let (from_seqno, old_vbuuid, epoch) =
             (left.seqno, left.vbuuid(), left.epoch.saturating_add(1));
+        let was_loading = to == Seqno::ZERO && self.is_loading();
+        self.interrupted_at = was_loading.then_some((old_vbuuid, from_seqno));
         let to = if from_zero { Seqno::ZERO } else { to };
         let mut position = self.history.roll_back(to, from_seqno);
         position.epoch = epoch;
@@ -402,6 +435,16 @@ impl Stream {
     /// Whether the server has announced changes past those delivered.
     pub(super) fn is_inside_snapshot(&self) -> bool {
         self.announced() > self.position.seqno
+    }
+
+    /// Whether some but not all of a snapshot from memory has arrived.
+    pub(super) fn awaits_snapshot_end(&self) -> bool {
+        let last = self.position.seqno;
+        let is_open =
+            |marker: &Marker| marker.from_memory && !marker.pending && last < marker.snapshot.end;
+        self.state == State::Streaming
+            && self.unpersisted.is_empty()
+            && self.marker.as_ref().is_some_and(is_open)
     }
 
     /// Whether the stream waits for the answer to this request for high seqnos.
@@ -447,6 +490,7 @@ impl Stream {
             snapshot,
             purge_seqno: marker.purge_seqno,
             history: marker.flags.contains(SnapshotFlags::HISTORY),
+            from_memory: marker.flags.contains(SnapshotFlags::MEMORY),
             pending: true,
             acknowledge: marker.flags.contains(SnapshotFlags::ACK),
         });
@@ -582,6 +626,9 @@ impl Stream {
     fn stopped(&mut self) -> ItemEffects {
         self.history.push(&self.position);
         let is_complete = self.position.is_snapshot_complete();
+        if is_complete {
+            self.overtaken = 0;
+        }
         let owed = is_complete
             && self.marker.as_mut().is_some_and(|marker| std::mem::take(&mut marker.acknowledge));
         ItemEffects {
