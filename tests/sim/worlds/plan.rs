@@ -59,6 +59,8 @@ pub(crate) struct ReaderPlan {
     pub(crate) on_rollback: OnRollback,
     pub(crate) manual: bool,
     pub(crate) persisted_only: bool,
+    /// First loads come without deletions.
+    pub(crate) skips_deletions: bool,
     pub(crate) keeps_connections: bool,
     /// Milliseconds between batches, at most.
     pub(crate) slowness: u64,
@@ -383,6 +385,7 @@ impl ReaderPlan {
             },
             manual: rng.random_bool(0.4),
             persisted_only: rng.random_bool(if kind == Batches { 0.7 } else { 0.3 }),
+            skips_deletions: !matches!(kind, Batches | Latest) && rng.random_bool(0.4),
             keeps_connections: rng.random_bool(0.3),
             slowness: *[0, 0, 30, 400].choose(rng).unwrap_or(&0),
             commits: rng.random_range(0.1..1.0),

@@ -61,6 +61,7 @@ const REQUIRED: &[&str] = &[
     "on_rollback Resync",
     "committed batches judged",
     "driver died",
+    "first loads without deletions",
     "given: first password",
     "given: new password",
     "given: no password",

@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dcp_consumer::{
-    Acknowledge, Client, ConnectOptions, Content, CredentialsSource, Error, Filter, OnRollback,
-    StreamOptions,
+    Acknowledge, Client, ConnectOptions, Content, CredentialsSource, Error, Filter,
+    InitialDeletions, OnRollback, StreamOptions,
 };
 use dcp_proto::RowFilter;
 use dcp_wire::Vbid;
@@ -407,11 +407,17 @@ impl Process {
             o.on_rollback = plan.on_rollback;
             o.acknowledge = acknowledge;
             o.persisted_only = plan.persisted_only;
+            if plan.skips_deletions && !plan.history {
+                o.initial_deletions = InitialDeletions::Skip;
+            }
             o.system_documents = plan.system_documents;
             o.compressed = plan.compressed;
             o.buffer_size = StreamOptions::MIN_BUFFER_SIZE;
             o.retry_timeout = RETRY_TIMEOUT;
         });
+        if options.initial_deletions == InitialDeletions::Skip {
+            self.shared.count("first loads without deletions");
+        }
         self.shared.count(format!("filter {:?}", plan.filter));
         self.shared.count(format!("on_rollback {:?}", plan.on_rollback));
         let losses = self.shared.world.borrow().losses;

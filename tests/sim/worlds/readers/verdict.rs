@@ -164,6 +164,11 @@ impl Process {
             self.shared.count("began anew after a rollback");
             return Ok(());
         }
+        if error.kind() == ErrorKind::Rollback && error.to_string().contains("began again") {
+            self.storage.borrow_mut().lose();
+            self.shared.count("first load that purges overtook");
+            return Ok(());
+        }
         let (healed, filtered) = (self.shared.is_well(), self.plan.filter != FilterPlan::All);
         let may_be = match error.kind() {
             // A node that damages packets may damage the same one again and again.
