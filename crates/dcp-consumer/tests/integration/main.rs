@@ -1,6 +1,7 @@
 //! The consumer against sockets on loopback.
 
 mod acknowledge;
+mod buckets;
 mod checkpoint_file;
 mod collections;
 mod connect;
