@@ -53,6 +53,9 @@ _WAIT_SECONDS = 30.0
 _VARIANT_DEPTH = 1_000
 # That a row of a table, t, and a registered one, d, are of one document.
 _SAME = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
+# Types of columns by the format of values and the schema, as opening a database takes 20 ms.
+_WANTED: dict[tuple[str, bytes], dict[str, str]] = {}
+_MAX_WANTED = 64
 _VARIANT = {"ARROW:extension:name": "arrow.parquet.variant", "ARROW:extension:metadata": ""}
 
 
@@ -61,6 +64,49 @@ class _Place(NamedTuple):
 
     schema: str
     table: str
+
+
+class _Catalog(NamedTuple):
+    """Where names lead in a database.
+
+    Attributes:
+        schema: The current schema, like the others in lower case.
+        database: The database.
+        schemas: All schemas.
+    """
+
+    schema: str
+    database: str
+    schemas: set[str]
+
+    def place(self, name: str) -> _Place:
+        """Returns where DuckDB keeps a table, whose name may leave out the schema.
+
+        Raises:
+            ConfigError: The schema does not exist.
+        """
+        *qualifiers, table = name.lower().split(".")
+        if len(qualifiers) > 1 and qualifiers[0] == self.database:
+            del qualifiers[0]
+        if len(qualifiers) == 1 and qualifiers[0] not in self.schemas:
+            qualifiers = [] if qualifiers[0] == self.database else qualifiers
+        chosen = ".".join(qualifiers) if qualifiers else self.schema
+        if chosen not in self.schemas:
+            raise ConfigError(
+                f"the database has no schema {chosen}: create it with CREATE SCHEMA",
+                option="target",
+            )
+        return _Place(chosen, table)
+
+    def is_at(self, name: str, place: _Place) -> bool:
+        """Whether a name leads to a table."""
+        # Nearly all names of many tables end here.
+        if name.lower().rpartition(".")[2] != place.table:
+            return False
+        try:
+            return self.place(name) == place
+        except ConfigError:
+            return False
 
 
 class DuckDBTarget:
@@ -126,9 +172,7 @@ class DuckDBTarget:
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
         check_fold(schema.names, "DuckDB")
-        # In memory, so that a refused schema leaves no file.
-        with self._connected(":memory:"):
-            want = self._types(schema)
+        want = self._wanted(schema)
         path = Path(self._path)
         was_there = path.exists()
         self._connection = self._connect()
@@ -144,7 +188,7 @@ class DuckDBTarget:
 
     def _open(self, schema: pa.Schema, mode: Mode, want: dict[str, str]) -> State | None:
         with self._transaction():
-            self._place = self._resolve(self._table)
+            self._place = self._catalog().place(self._table)
             state = self._load()
             check_use(state, schema, mode)
             self._prepare(want, mode, is_known=state is not None)
@@ -181,38 +225,20 @@ class DuckDBTarget:
             self._connection.close()
             self._connection = None
 
-    def _resolve(self, name: str) -> _Place:
-        """Returns where DuckDB keeps a table, whose name may leave out the schema.
-
-        Raises:
-            ConfigError: The schema does not exist.
-        """
-        *qualifiers, table = name.lower().split(".")
+    def _catalog(self) -> _Catalog:
         ((schema, database),) = self._run("SELECT current_schema(), current_database()")
-        schemas = {
-            found.lower()
-            for (found,) in self._run(
-                "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [database]
-            )
-        }
-        if len(qualifiers) > 1 and qualifiers[0] == database.lower():
-            del qualifiers[0]
-        if len(qualifiers) == 1 and qualifiers[0] not in schemas:
-            qualifiers = [] if qualifiers[0] == database.lower() else qualifiers
-        chosen = ".".join(qualifiers) if qualifiers else schema.lower()
-        if chosen not in schemas:
-            raise ConfigError(
-                f"the database has no schema {chosen}: create it with CREATE SCHEMA",
-                option="target",
-            )
-        return _Place(chosen, table)
+        schemas = self._run(
+            "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [database]
+        )
+        return _Catalog(schema.lower(), database.lower(), {name.lower() for (name,) in schemas})
 
     def _load(self) -> State | None:
         """Returns the state of the table, under whichever of its names it was stored."""
         if not self._exists("main", STATES):
             return None
         names = [name for (name,) in self._run(f"SELECT table_name FROM {STATES}")]  # noqa: S608
-        mine = [name for name in names if self._is_at(name, self._place)]
+        catalog = self._catalog()
+        mine = [name for name in names if catalog.is_at(name, self._place)]
         if len(mine) > 1:
             raise ConfigError(
                 f"{STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
@@ -220,7 +246,7 @@ class DuckDBTarget:
                 option="target",
             )
         for name in names:
-            if self._is_at(name + SUFFIX, self._place):
+            if catalog.is_at(name + SUFFIX, self._place):
                 raise ConfigError(
                     f"{self._table} is the table of rejects of {name}", option="target"
                 )
@@ -233,12 +259,6 @@ class DuckDBTarget:
             [self._name],
         )
         return State.from_json(text)
-
-    def _is_at(self, name: str, place: _Place) -> bool:
-        try:
-            return self._resolve(name) == place
-        except ConfigError:
-            return False
 
     def _exists(self, schema: str, table: str) -> bool:
         # Names are those of lower case to DuckDB.
@@ -329,6 +349,17 @@ class DuckDBTarget:
     def _types_of(self, registered: str) -> dict[str, str]:
         described = self._run(f"DESCRIBE SELECT * FROM {registered}")  # noqa: S608 - a constant
         return {row[0]: row[1] for row in described}
+
+    def _wanted(self, schema: pa.Schema) -> dict[str, str]:
+        """Returns DuckDB's types of the columns, which are those of all tables of a schema."""
+        key = self._value_type, schema.serialize().to_pybytes()
+        if key not in _WANTED:
+            # In memory, so that a refused schema leaves no file.
+            with self._connected(":memory:"):
+                _WANTED[key] = self._types(schema)
+            while len(_WANTED) > _MAX_WANTED:
+                del _WANTED[next(iter(_WANTED))]
+        return _WANTED[key]
 
     def _types(self, schema: pa.Schema) -> dict[str, str]:
         """Returns DuckDB's types of the columns.
