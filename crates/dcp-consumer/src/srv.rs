@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn srv_answer_too_long_for_a_datagram_comes_by_tcp() {
+    async fn sv_04_srv_answer_too_long_for_a_datagram_comes_by_tcp() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let socket = UdpSocket::bind(address).await.unwrap();
@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn srv_nodes_come_over_tcp_where_datagrams_are_dropped_or_refused() {
+    async fn sv_04_srv_nodes_come_over_tcp_where_datagrams_are_dropped_or_refused() {
         for is_dropped in [true, false] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let address = listener.local_addr().unwrap();
@@ -360,7 +360,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn srv_records_that_change_are_followed_whatever_their_time_to_live() {
+    async fn sv_05_srv_records_that_change_are_followed_whatever_their_time_to_live() {
         const RECORDS: [Listed; 2] =
             [&[(1, 1, 11207, "old.example.com.")], &[(1, 1, 11207, "new.example.com.")]];
         let now = Arc::new(AtomicUsize::new(0));

@@ -47,8 +47,8 @@
 //! | which open flags and further controls the options of a stream add | `control` | `opening.rs` of `dcp-consumer` | `op_07_and_op_08_flags_that_servers_refuse_are_not_combined` |
 //! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `stream_request_is_for_the_active_copy_and_every_deletion` |
 //! | what else a consumer requests, and which answer belongs to which request | `protocol-flow` | `consumer/connection/requests.rs` | `answer_belongs_to_its_request_by_opaque_and_opcode` |
-//! | what each answer to a consumer means, status by status, and each end of a stream | `stream-request`, `stream-end` | `consumer/reaction.rs` | `answers_to_stream_requests_each_have_the_reaction_of_the_table` |
-//! | what a consumer negotiates, and what it does without | `control` | `consumer/capabilities.rs` | `server_tables_say_what_recorded_servers_answered` |
+//! | what each answer to a consumer means, status by status, and each end of a stream | `stream-request`, `stream-end` | `consumer/reaction.rs` | `sv_01_answers_to_stream_requests_each_have_the_reaction_of_the_table` |
+//! | what a consumer negotiates, and what it does without | `control` | `consumer/capabilities.rs` | `sv_02_server_tables_say_what_recorded_servers_answered` |
 //! | which markers are valid, when a snapshot is complete, and with it a finite stream | `snapshot-marker`, `oso-snapshot` | `consumer/stream/mod.rs` | `rule_10_finite_stream_is_complete_with_the_snapshot_that_holds_its_end` |
 //! | which snapshot and branch a stream resumes on | `failover-log` | `position.rs`, `failover_log.rs` | `branch_is_chosen_by_the_end_of_the_snapshot` |
 //! | to which earlier point a consumer goes back at a rollback | `rollback` | `history.rs` | `history_keeps_the_point_that_a_rollback_goes_to` |

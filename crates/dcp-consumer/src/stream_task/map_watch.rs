@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn map_probe_asks_another_node_only_while_the_stream_does_not_use_all() {
+    fn sv_12_map_probe_asks_another_node_only_while_the_stream_does_not_use_all() {
         let now = Instant::now();
         let mut watch = watch(&[1, 2], now);
         let mut randomness = randomness();

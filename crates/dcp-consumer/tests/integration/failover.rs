@@ -142,7 +142,7 @@ fn lost(stream: &ChangeStream<Vec<Item>>) -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn vbucket_whose_close_is_never_answered_moves_all_the_same() {
+async fn sv_11_vbucket_whose_close_is_never_answered_moves_all_the_same() {
     let producer = cluster(2, 1, 0).await;
     let interval = |options: &mut StreamOptions| options.noop_interval = Duration::from_secs(1);
     let mut stream = endless(&producer, interval).await;
@@ -163,7 +163,7 @@ async fn vbucket_whose_close_is_never_answered_moves_all_the_same() {
 }
 
 #[tokio::test]
-async fn nodes_that_are_cut_off_together_are_noticed_together_within_two_noop_intervals() {
+async fn sv_12_nodes_that_are_cut_off_together_are_noticed_within_two_noop_intervals() {
     const INTERVAL: Duration = Duration::from_secs(1);
     let producer = cluster(4, 8, 2).await;
     let mut stream = endless(&producer, |options| options.noop_interval = INTERVAL).await;
@@ -191,7 +191,7 @@ async fn nodes_that_are_cut_off_together_are_noticed_together_within_two_noop_in
 
 /// The end of a stream is altered to one that is sent once the user's role was taken away.
 #[tokio::test]
-async fn stream_whose_user_loses_the_privilege_ends_with_what_came_before() {
+async fn sv_13_stream_whose_user_loses_the_privilege_ends_with_what_came_before() {
     let mut scenario = Scenario::load("8.0.2-stream-end-state-replica").unwrap();
     let mut ends = 0;
     for event in &mut scenario.events {

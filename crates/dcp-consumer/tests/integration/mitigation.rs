@@ -104,7 +104,7 @@ async fn rule_11_no_change_is_delivered_that_a_failover_takes_back() {
 /// replica does not get it. Seqno 2 is on both disks: it is delivered from the middle of the snapshot.
 /// The failover brings seqno 1 back, which the reader gets only because it is rolled back.
 #[tokio::test]
-async fn rule_11_inside_a_deduplicated_snapshot_changes_are_repeated_and_none_is_taken_back() {
+async fn sv_14_inside_a_deduplicated_snapshot_changes_are_repeated_and_none_is_taken_back() {
     let producer = cluster(2, 1, 1).await;
     write(&producer, 0..2);
     producer.persist();

@@ -321,7 +321,7 @@ async fn packet_that_cannot_be_used_is_not_requested_for_ever() {
 }
 
 #[tokio::test]
-async fn bytes_that_are_no_packet_are_not_requested_for_ever() {
+async fn sv_10_bytes_that_are_no_packet_are_not_requested_for_ever() {
     let producer = producer(1, 2).await;
     write(&producer, 0..20);
     // The first byte of the changes of one vBucket is none that a packet begins with.

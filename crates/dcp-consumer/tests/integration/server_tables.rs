@@ -284,7 +284,7 @@ fn server_tables_have_every_feature_that_is_asked_for() {
 
 /// What recorded servers granted, and what they refused, is what the table says of their release.
 #[test]
-fn server_tables_say_what_recorded_servers_answered() {
+fn sv_02_server_tables_say_what_recorded_servers_answered() {
     let (mut granted, mut refused) = (0, 0);
     let scenarios = Scenario::load_all().unwrap();
     // Requests that servers refuse for other reasons.

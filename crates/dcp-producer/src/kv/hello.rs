@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn features_that_a_version_does_not_know_are_not_granted() {
+    fn sv_03_features_that_a_version_does_not_know_are_not_granted() {
         let wanted =
             [Feature::XATTR, Feature::COLLECTIONS, Feature::GET_CLUSTER_CONFIG_WITH_KNOWN_VERSION];
         for (major, minor, known) in [(6, 0, 1), (6, 6, 1), (7, 0, 2), (7, 6, 3), (8, 0, 3)] {

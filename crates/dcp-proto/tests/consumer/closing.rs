@@ -163,7 +163,7 @@ fn rule_10_a_complete_stream_is_not_closed_again() {
 
 /// A server that answers noops but never a close: the vBucket would wait for it for ever.
 #[test]
-fn close_that_is_never_answered_ends_the_connection_after_two_noop_intervals() {
+fn sv_11_close_that_is_never_answered_ends_the_connection_after_two_noop_intervals() {
     const INTERVAL: Duration = Duration::from_secs(20);
     let config = ConnectionConfig { noop_interval: Some(INTERVAL), ..config() };
     for again in [false, true] {

@@ -289,7 +289,7 @@ fn refusals() -> impl Iterator<Item = Status> {
 }
 
 #[test]
-fn answers_to_requests_each_have_the_reaction_of_the_table() {
+fn sv_01_answers_to_requests_each_have_the_reaction_of_the_table() {
     type Request = fn(&mut Connection);
     let steps: [(Step, Request); 7] = [
         (Step::ClusterMap, |machine| machine.request_cluster_map()),
@@ -335,7 +335,7 @@ fn answers_to_requests_each_have_the_reaction_of_the_table() {
 }
 
 #[test]
-fn answers_to_stream_requests_each_have_the_reaction_of_the_table() {
+fn sv_01_answers_to_stream_requests_each_have_the_reaction_of_the_table() {
     let to = 3_u64.to_be_bytes();
     for status in refusals() {
         let mut server = Harness::new(probing());
@@ -371,7 +371,7 @@ fn answers_to_stream_requests_each_have_the_reaction_of_the_table() {
 }
 
 #[test]
-fn answers_to_closes_each_have_the_reaction_of_the_table() {
+fn sv_01_answers_to_closes_each_have_the_reaction_of_the_table() {
     for status in refusals() {
         let mut server = Harness::streaming(config());
         server.machine.close_stream(server.now, VB);
