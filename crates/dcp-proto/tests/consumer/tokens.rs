@@ -256,7 +256,8 @@ fn tk_05_and_tk_06_auth_stale_asks_for_a_newer_token_and_repeats_what_was_refuse
     machine.request_purge_seqnos();
     let from = StreamPosition::new(Position::EARLIEST);
     machine.open_stream(Vbid(2), Seqno::MAX, from).unwrap();
-    machine.close_stream(VB);
+    let now = tokens.server.now;
+    tokens.server.machine.close_stream(now, VB);
     tokens.server.marker(0, 9).mutation(1).play();
     tokens.server.machine.acknowledge_all();
     let refused = tokens.server.packets();
@@ -322,7 +323,8 @@ fn token_past_its_end_by_a_wrong_clock_is_the_servers_to_judge() {
 #[test]
 fn token_login_stays_with_a_connection_that_is_reused() {
     let mut tokens = Tokens::valid_for(secs(100));
-    tokens.server.machine.close_stream(VB);
+    let now = tokens.server.now;
+    tokens.server.machine.close_stream(now, VB);
     tokens.server.packets();
     let opaque = tokens.server.opaque;
     tokens.answers(Opcode::DCP_CLOSE_STREAM, opaque, Status::SUCCESS).play();
