@@ -160,10 +160,15 @@ impl<IO: Gather> NodeConnection<IO> {
                 }
             }
             if self.machine.is_unused() {
-                return Ok(answers);
+                break;
             }
             self.wait().await.map_err(Lost::unanswered)?;
         }
+        // Nobody may wait for what is due while the connection is idle. If it is lost, its next use
+        // shows it.
+        self.machine.acknowledge_all();
+        while (!self.is_idle() || self.flush) && self.ready(Reading::UntilDry).await.is_ok() {}
+        Ok(answers)
     }
 
     /// Answers the server's noops until the connection is lost, and passes on cluster maps.

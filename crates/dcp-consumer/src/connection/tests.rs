@@ -2,9 +2,11 @@
 
 use std::time::Duration;
 
-use dcp_proto::OnRollback;
-use dcp_proto::consumer::{Delivery, StreamFilter};
+use dcp_proto::consumer::{Delivery, EndCause, StreamFilter, StreamPosition};
+use dcp_proto::{OnRollback, Position};
 use dcp_test::peer::Peer;
+use dcp_test::words::message;
+use dcp_wire::message::StreamAddress;
 use dcp_wire::{Frame, MAX_BODY_LEN, Opaque, Seqno, Vbid};
 use tokio::io::{DuplexStream, duplex};
 
@@ -167,4 +169,32 @@ async fn connection_is_not_idle_after_a_cancelled_request() {
     let (answers, ()) =
         tokio::join!(connection.ask(|machine| machine.request_high_seqnos()), seqnos);
     assert_eq!(answers.unwrap(), [Event::HighSeqnos(vec![(VB, Seqno(9))])]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_that_only_asks_leaves_nothing_to_acknowledge() {
+    let (mut connection, mut server) = pair();
+    let serve = async {
+        let request = server.receive().await;
+        let log: Vec<u8> = [[0, 0, 0, 0, 0, 0, 0, 1], [0; 8]].concat();
+        let answer = Frame::response(request.opcode(), Status::SUCCESS);
+        server.send_frame(&answer.with_opaque(request.opaque()).with_value(&log)).await;
+        let to = StreamAddress { vbid: VB, opaque: request.opaque(), stream_id: None };
+        server.send(&message("END 0", to)).await;
+    };
+    let ask = connection.ask(|machine| {
+        let from = StreamPosition::new(Position::EARLIEST);
+        machine.open_stream(VB, Seqno::ZERO, from).unwrap();
+    });
+    let (answers, ()) = tokio::join!(ask, serve);
+    let ended = answers.unwrap().into_iter().find_map(|answer| match answer {
+        Event::StreamEnded { cause, .. } => Some(cause),
+        _ => None,
+    });
+    assert_eq!(ended, Some(EndCause::Complete));
+    assert!(connection.is_idle());
+    // The connection is not used again, so that nothing is due and nobody waits.
+    let ack = server.receive().await;
+    assert_eq!((ack.opcode(), ack.frame().extras), (Opcode::DCP_BUFFER_ACK, &[0, 0, 0, 28][..]));
+    assert_eq!(connection.machine.unacknowledged(), 0);
 }
