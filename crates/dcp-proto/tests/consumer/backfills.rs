@@ -166,6 +166,13 @@ fn co_64_loads_that_failovers_interrupt_or_that_are_complete_do_not_count() {
         assert_eq!(server.requested().start, 0);
         server.accept(&[(branch, 0)]);
     }
+    // The same if the new branch begins beyond the client's position, inside of its snapshot.
+    let mut server = streaming(100, Seqno::MAX);
+    for branch in 2..12 {
+        interrupt(&mut server);
+        assert_eq!(server.requested().start, 0);
+        server.accept(&[(branch, 50), (1, 0)]);
+    }
     // A load that was completed begins a new count.
     let mut server = streaming(100, Seqno::MAX);
     for _ in 0..4 {

@@ -216,9 +216,9 @@ pub(super) struct Stream {
     begins_again: bool,
     /// How often in a row the first load was overtaken by a purge.
     overtaken: u32,
-    /// The branch and seqno at which the first load was interrupted, until the server's answer
-    /// shows whether it still has them.
-    interrupted_at: Option<(Vbuuid, Seqno)>,
+    /// The newest branch when the first load was interrupted, until the server's answer shows
+    /// whether another one has begun.
+    interrupted_on: Option<Vbuuid>,
     /// Changes that are not yet persisted on all copies.
     pub(super) unpersisted: UnpersistedQueue,
     /// Whether the server has ended it.
@@ -275,7 +275,7 @@ impl Stream {
             catch_up,
             begins_again,
             overtaken,
-            interrupted_at: None,
+            interrupted_on: None,
             dirty: false,
             reopen: false,
             reopened: false,
@@ -296,9 +296,9 @@ impl Stream {
         self.branch = Branch::NONE;
         self.unpersisted = UnpersistedQueue::default();
         self.ended = false;
-        if let Some((vbuuid, seqno)) = self.interrupted_at.take() {
-            // It rolled the load back although it has its history: for the sake of a purge.
-            let is_purge = log.branch_of(seqno).vbuuid == vbuuid;
+        if let Some(vbuuid) = self.interrupted_on.take() {
+            // It rolled the load back although it has lost nothing: for the sake of a purge.
+            let is_purge = log.newest().vbuuid == vbuuid;
             self.overtaken = if is_purge { self.overtaken.saturating_add(1) } else { 0 };
         }
         self.log = Some(log);
@@ -408,7 +408,8 @@ impl Stream {
         let (from_seqno, old_vbuuid, epoch) =
             (left.seqno, left.vbuuid(), left.epoch.saturating_add(1));
         let was_loading = to == Seqno::ZERO && self.is_loading();
-        self.interrupted_at = was_loading.then_some((old_vbuuid, from_seqno));
+        let newest = self.position.failover_log.as_ref().map(|log| log.newest().vbuuid);
+        self.interrupted_on = newest.filter(|_| was_loading);
         let to = if from_zero { Seqno::ZERO } else { to };
         let mut position = self.history.roll_back(to, from_seqno);
         position.epoch = epoch;
