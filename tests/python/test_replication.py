@@ -390,6 +390,20 @@ def test_a_bucket_that_is_made_anew_takes_the_place_of_the_older_one(cluster, wr
     assert replica.documents() == written.documents()
 
 
+def test_a_bucket_made_anew_with_more_vbuckets_takes_the_place_of_the_older_one(
+    cluster, written, replica
+):
+    fill(written)
+    replicate(cluster, replica)
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=32) as other:
+        anew = Written(other)
+        for n in range(0, 90, 2):
+            anew.upsert(f"key_{n}", {"anew": n})
+        done = replicate(other, replica, commit_rows=10)
+        assert done.generation == 2
+        assert replica.documents() == anew.documents()
+
+
 def test_a_bucket_may_be_made_anew_while_it_is_followed(cluster, written, table):
     fill(written)
     with Running(cluster, table) as running:
