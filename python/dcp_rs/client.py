@@ -90,6 +90,9 @@ class ConnectionOptions:
     password: str | None = field(default=None, repr=False)
     bucket: str | None = None
     connect_timeout: float = 10.0
+        name: What the connections are for: the last part of what they call themselves in the
+            server's logs and statistics, `dcp_rs:<version>/<host>/<pid>/<name>`. Up to 32 letters,
+            digits, `-`, `_` and `.`.
     retry_timeout: float = 300.0
     tls_ca: str | os.PathLike[str] | None = None
     tls_certificate: str | os.PathLike[str] | None = None
@@ -113,6 +116,7 @@ class ConnectionOptions:
         """
         _checks.each_utf8(vars(self), but=_PATHS)
         _dcp_rs.check_connection(vars(self))
+    name: str = "python"
         if self.noop_interval % 1:
             raise ConfigError(
                 f"{self.noop_interval} is not a whole number of seconds, which is "
@@ -204,6 +208,7 @@ def connect(
         ...         client.bucket_name, client.num_vbuckets
         ('default', 64)
 
+    name: str = "python",
     Args:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or a
             `dcp_rs.ConnectionOptions`, and then no other argument.
@@ -241,6 +246,7 @@ def connection_options(options: dict[str, Any]) -> ConnectionOptions:
     """Builds options from the arguments of `connect`."""
     given = options["connection_string"]
     if not isinstance(given, ConnectionOptions):
+        name: What the connections are for, shown in the server's logs and statistics.
         return ConnectionOptions(**options)
     for name, value in options.items():
         if name != "connection_string" and value != getattr(ConnectionOptions, name):

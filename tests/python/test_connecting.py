@@ -1,7 +1,9 @@
 """Connecting: what is wrong is said, by class and within the time allowed."""
 
 import functools
+import os
 import pickle
+import re
 import socket
 import threading
 import time
@@ -10,6 +12,7 @@ import pytest
 
 import dcp_rs
 from dcp_rs import exceptions
+from tap import Tap
 
 USER = {"username": "Administrator", "password": "canary-8f1c2e"}
 
@@ -338,3 +341,27 @@ def test_options_with_a_function_pickle_if_the_function_does():
     options = dcp_rs.ConnectionOptions(connection_string="couchbase://h", credentials=lambda: None)
     with pytest.raises(exceptions.ConfigError, match="this function cannot be pickled"):
         pickle.dumps(options)
+
+
+def test_connections_say_who_they_are(cluster):
+    who = f"dcp_rs:{dcp_rs.__version__}/{plain_host()}/{os.getpid()}/orders"
+    tap = Tap(cluster)
+    address = f"couchbase://127.0.0.1:{tap.port}"
+    connect(address, name="orders").close()
+    tap.close()
+    assert f'{{"a":"{who}","i":"'.encode() in tap.sent
+    # What a DCP connection is called has a different end each time.
+    busy_once = {
+        "condition": {"opcode": "DCP_STREAM_REQ", "connection": f"{who}/*", "nth": 1},
+        "reaction": {"answer": {"status": "ETMPFAIL"}},
+    }
+    cluster.upsert("key", {})
+    cluster.set_faults([busy_once])
+    for name, count in (("other", 0), ("orders", 1)):
+        with cluster.connect(name=name) as client, client.stream(until="now") as stream:
+            stream.read_all()
+        assert cluster.fault_counts() == [count]
+
+
+def plain_host():
+    return re.sub(r"[^A-Za-z0-9._-]", "_", socket.gethostname())[:64]

@@ -112,8 +112,12 @@ pub struct ConnectOptions {
     pub connect_timeout: Duration,
     /// How connections are encrypted, with `couchbases://`.
     pub tls: TlsOptions,
-    /// Name and version of the program, shown in the server's logs.
+    /// Name and version of the program. The connections call themselves `agent/host/pid/name`, with
+    /// this machine's name and the process id, in the server's logs and statistics.
     pub agent: String,
+    /// What the connections are for, the last part of what they call themselves: 1 to 32 letters,
+    /// digits, `-`, `_` and `.`. Default `rust`.
+    pub name: String,
     /// Which addresses of the nodes to use.
     pub network: NetworkSelection,
     /// Which nodes to accept from DNS if the connection string names a service.
@@ -143,6 +147,7 @@ impl fmt::Debug for ConnectOptions {
             .field("connect_timeout", &self.connect_timeout)
             .field("tls", &self.tls)
             .field("agent", &self.agent)
+            .field("name", &self.name)
             .field("network", &self.network)
             .field("srv_targets", &self.srv_targets)
             .field("keep_connections", &self.keep_connections)
@@ -165,7 +170,8 @@ impl ConnectOptions {
             sasl_mechanisms: None,
             connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
             tls: TlsOptions::default(),
-            agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
+            agent: concat!("dcp_rs:", env!("CARGO_PKG_VERSION")).to_owned(),
+            name: "rust".to_owned(),
             network: NetworkSelection::Auto,
             srv_targets: SrvTargets::SameDomain,
             keep_connections: Duration::ZERO,
@@ -205,6 +211,13 @@ impl ConnectOptions {
     #[must_use]
     pub const fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
+        self
+    }
+
+    /// The same with another name of what the connections are for.
+    #[must_use]
+    pub fn with_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
         self
     }
 

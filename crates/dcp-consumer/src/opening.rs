@@ -5,8 +5,6 @@ use std::time::Duration;
 use dcp_proto::consumer::{ControlSetting, DcpOpen};
 use dcp_wire::Feature;
 use dcp_wire::message::{Control, OpenFlags};
-use rand::Rng;
-use rand::rngs::StdRng;
 
 use crate::{Content, Error, InitialDeletions, StreamOptions};
 
@@ -61,10 +59,8 @@ impl Opening {
         Duration::from_secs(self.noop_interval_secs.into())
     }
 
-    /// The request, with a unique name.
-    pub(crate) fn request(&self, mut randomness: StdRng) -> DcpOpen {
-        // The server ends an older connection of the same name, so names are unique.
-        let name = format!("dcp_rs/{:032x}", randomness.random::<u128>());
+    /// The request for a connection of this name.
+    pub(crate) fn request(&self, name: String) -> DcpOpen {
         let mut open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
         if self.compressed {
             let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
@@ -90,7 +86,6 @@ impl Opening {
 #[cfg(test)]
 mod tests {
     use dcp_proto::consumer::{Capability, Negotiated};
-    use rand::SeedableRng;
 
     use super::*;
 
@@ -102,7 +97,7 @@ mod tests {
         let open = |content| {
             let options = StreamOptions { content, ..StreamOptions::default() };
             let opening = Opening::new(&options).expect("options that hold");
-            (content, opening.request(StdRng::seed_from_u64(1)))
+            (content, opening.request("name".to_owned()))
         };
         contents.map(open).collect()
     }
@@ -135,7 +130,7 @@ mod tests {
                 ..StreamOptions::default()
             };
             let opening = Opening::new(&options).expect("options that hold");
-            let open = opening.request(StdRng::seed_from_u64(1));
+            let open = opening.request("name".to_owned());
             asked.extend(open.flags.iter().map(Negotiated::OpenFlag));
             asked.extend(open.controls.iter().map(|setting| Negotiated::Control(setting.key)));
         }
@@ -154,7 +149,7 @@ mod tests {
         let opened = |initial_deletions| {
             let options = StreamOptions { initial_deletions, ..StreamOptions::default() };
             let opening = Opening::new(&options).expect("options that hold");
-            let open = opening.request(StdRng::seed_from_u64(1));
+            let open = opening.request("name".to_owned());
             let skips = open.flags.contains(OpenFlags::SKIP_DELETES_IN_INITIAL_BACKFILL);
             (skips, !open.required_features.is_empty())
         };
@@ -178,7 +173,7 @@ mod tests {
     fn ct_23_and_ct_25_further_ways_of_reading_are_asked_for_on_demand() {
         let value_of = |options: &StreamOptions, key| {
             let open = Opening::new(options).expect("options that hold");
-            let open = open.request(StdRng::seed_from_u64(1));
+            let open = open.request("name".to_owned());
             let setting = open.controls.into_iter().find(|setting| setting.key == key);
             setting.map(|setting| (setting.value, setting.required))
         };

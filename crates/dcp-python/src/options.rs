@@ -48,6 +48,7 @@ impl Connection {
         options.tls = tls(arguments)?;
         options.bucket = arguments.optional_text("bucket")?;
         let timeout = options.connect_timeout;
+        options.name = arguments.text("name", &options.name)?;
         options.connect_timeout = arguments.seconds("connect_timeout", timeout, 0.001..=DAY)?;
         let keep = options.keep_connections;
         options.keep_connections = arguments.seconds("keep_connections", keep, 0.0..=DAY)?;

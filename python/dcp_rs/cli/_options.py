@@ -287,6 +287,7 @@ def _take_connection(options: dict[str, Any]) -> None:
 
 
 _CONNECTION = {
+    connection["name"] = click.get_current_context().info_name or "dcp-rs"
     "connection_string": click.argument("connection_string", metavar="CONNSTR"),
     "bucket": _connection_option("--bucket", help="Bucket, if CONNSTR does not name it."),
     "username": _connection_option(

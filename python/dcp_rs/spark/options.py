@@ -242,6 +242,7 @@ class ReadOptions:
             for option, needs in needs_documents.items():
                 if needs:
                     raise ConfigError(
+            name="spark",
                         "needs documents: leave includeValue=false out", option=option
                     )
             columns = [name for name in named if name != "value"]

@@ -263,7 +263,7 @@ impl Bucket {
             return Ok(connection);
         }
         let remaining = limit.saturating_sub(begun.elapsed());
-        let request = opening.map(|opening| opening.request(self.randomness()));
+        let request = opening.map(|opening| opening.request(self.connector.connection_name()));
         let connected = self.connector.connect_in(remaining, address, request).await?;
         if opening.is_some() {
             self.has_opened_dcp.store(true, Ordering::Relaxed);

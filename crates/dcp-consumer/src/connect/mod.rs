@@ -1,6 +1,7 @@
 //! Making one connection: name resolution, TCP, TLS and set-up under one timeout.
 
 mod errors;
+mod identity;
 mod seeds;
 
 use std::fmt;
@@ -49,6 +50,8 @@ struct Shared {
     /// `None` without TLS.
     tls: Option<TlsConnector>,
     aside: Aside,
+    /// What the connections call themselves.
+    identity: String,
     /// First half of the connection ids in the server's logs, which identifies the client.
     client_id: u64,
     randomness: Mutex<StdRng>,
@@ -99,12 +102,21 @@ impl Connector {
         };
         let mut randomness = dial::randomness(options.dialer.as_deref());
         let client_id = randomness.random();
+        let identity = identity::of(&options);
         let mut options = options;
         options.connect_timeout = options.connect_timeout.min(YEARS);
         options.keep_connections = options.keep_connections.min(YEARS);
         let (aside, randomness) = (Aside::new(options.dialer.as_deref()), Mutex::new(randomness));
-        let shared =
-            Shared { options, connection_string, network, tls, aside, client_id, randomness };
+        let shared = Shared {
+            options,
+            connection_string,
+            network,
+            tls,
+            aside,
+            identity,
+            client_id,
+            randomness,
+        };
         Ok(Self { shared: Arc::new(shared) })
     }
 
@@ -140,6 +152,12 @@ impl Connector {
     /// The options as given.
     #[must_use]
     pub fn options(&self) -> &ConnectOptions {
+    /// A name for one DCP connection. It is unique, since the server ends an older connection of the
+    /// same name.
+    pub(crate) fn connection_name(&self) -> String {
+        identity::unique(&self.shared.identity, self.randomness().random())
+    }
+
         &self.shared.options
     }
 
@@ -293,7 +311,6 @@ impl Connector {
         address: &Address,
         credentials: Option<&Credentials>,
     ) -> BootstrapConfig {
-        let options = &self.shared.options;
         let auth = match credentials {
             None => Auth::Certificate,
             Some(credentials) => Auth::Password {
@@ -310,7 +327,7 @@ impl Connector {
         };
         let bucket = self.bucket().map(ToOwned::to_owned);
         let mut config = BootstrapConfig::new(auth, bucket, address.host.as_str());
-        config.agent.clone_from(&options.agent);
+        config.agent.clone_from(&self.shared.identity);
         let connection_id: u64 = self.randomness().random();
         config.connection_id = format!("{:016x}/{connection_id:016x}", self.shared.client_id);
         config
@@ -378,6 +395,10 @@ fn network(
         Some("default") => Ok(NetworkSelection::Fixed(Network::Default)),
         Some("external") => Ok(NetworkSelection::Fixed(Network::External)),
         Some(_) => {
+    if !identity::is_name(&options.name) {
+        let problem = "must be 1 to 32 letters, digits, '-', '_' or '.'";
+        return Err(Error::option(&["name"], problem).with_value(options.name.as_str()));
+    }
             let problem = "its network must be auto, default or external";
             Err(Error::option(&["connection_string"], problem))
         }

@@ -175,7 +175,7 @@ impl BootstrapConfig {
     #[must_use]
     pub fn new(auth: Auth, bucket: Option<String>, connected_host: impl Into<String>) -> Self {
         Self {
-            agent: concat!("dcp_rs/", env!("CARGO_PKG_VERSION")).to_owned(),
+            agent: concat!("dcp_rs:", env!("CARGO_PKG_VERSION")).to_owned(),
             connection_id: String::new(),
             auth,
             bucket,
