@@ -19,7 +19,7 @@ pub(crate) struct Now(pub(crate) u64);
 impl Now {
     /// After every moment.
     pub(crate) const NEVER: Self = Self(u64::MAX);
-    const NANOS_PER_SECOND: u64 = 1_000_000_000;
+    pub(crate) const NANOS_PER_SECOND: u64 = 1_000_000_000;
     /// Longest expiry that is relative to now, in seconds: 30 days.
     const MAX_RELATIVE_EXPIRY: u32 = 30 * 24 * 60 * 60;
 

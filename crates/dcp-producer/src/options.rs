@@ -52,6 +52,10 @@ pub struct ProducerOptions {
     pub password: String,
     /// Additional users with the role *Data DCP Reader*. Default none.
     pub users: Vec<User>,
+    /// Key of the JSON web tokens that clients may authenticate with over TLS, as those of Server 8.1
+    /// may: they are signed with HS256, and their claim `sub` names the user. At least 32 bytes.
+    /// Default `None`: tokens are not accepted.
+    pub token_key: Option<Vec<u8>>,
     /// Address to listen on. One that other machines can reach, `0.0.0.0` for all, needs a
     /// password other than the default. Default 127.0.0.1.
     pub host: IpAddr,
@@ -128,6 +132,7 @@ impl Default for ProducerOptions {
             username: "Administrator".to_owned(),
             password: Self::DEFAULT_PASSWORD.to_owned(),
             users: Vec::new(),
+            token_key: None,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             port: 0,
             management_port: 0,
@@ -156,7 +161,7 @@ impl Default for ProducerOptions {
 }
 
 impl fmt::Debug for ProducerOptions {
-    /// Leaves the password out.
+    /// Leaves the password and the key out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ProducerOptions")
             .field("nodes", &self.nodes)
@@ -173,6 +178,8 @@ impl fmt::Debug for ProducerOptions {
 
 impl ProducerOptions {
     const DEFAULT_PASSWORD: &str = "password";
+    /// Shortest key of tokens, in bytes (RFC 7518, section 3.2).
+    const MIN_TOKEN_KEY_LEN: usize = 32;
     const MAX_NODES: usize = 64;
     const MAX_VBUCKETS: u16 = 1024;
     pub(crate) const MAX_REPLICAS: u8 = 3;
@@ -225,6 +232,15 @@ impl ProducerOptions {
         }
         if let Some(tls) = &self.tls {
             tls.check()?;
+        }
+        if let Some(key) = &self.token_key {
+            if key.len() < Self::MIN_TOKEN_KEY_LEN {
+                let least = Self::MIN_TOKEN_KEY_LEN;
+                return invalid("token_key", format!("must have at least {least} bytes"));
+            }
+            if self.tls.is_none() {
+                return invalid("token_key", "tokens are accepted over TLS only".to_owned());
+            }
         }
         if self.seed.is_some() && !self.in_memory {
             return invalid("seed", "only a cluster without ports can be predictable".to_owned());

@@ -6,6 +6,7 @@
 //!   connection set-up.
 //! * [`harness`] is a consumer's machine with a scripted server, [`bucket`] the data source of a
 //!   producer's machine, and [`pair`] both machines under one simulated clock.
+//! * [`tokens`] signs tokens, as an issuer does.
 //! * [`traces`] reads the packets recorded from real servers.
 //! * [`facts`] compares changes with facts recorded outside the stream.
 //! * [`vectors`] reads golden packets, written by hand from the protocol's specification.
@@ -28,6 +29,7 @@ pub mod packet;
 pub mod pair;
 pub mod peer;
 pub mod scripted_server;
+pub mod tokens;
 pub mod traces;
 pub mod vectors;
 pub mod words;

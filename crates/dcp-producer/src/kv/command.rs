@@ -24,7 +24,12 @@ impl Session {
         dcp_open: bool,
         out: &mut BytesMut,
     ) -> Flow {
+        let is_stale = self.login.is_stale(now);
         if frame.header.magic.is_response() {
+            if is_stale {
+                // The data service tries to refuse it, and cannot answer an answer.
+                return Flow::Close;
+            }
             // Answers to pushed cluster maps carry no information.
             let opcode = frame.header.opcode;
             let dcp = dcp_open && (opcode.is_dcp() || opcode == Opcode::GET_ERROR_MAP);
@@ -37,6 +42,11 @@ impl Session {
         let traced = self.features.tracing || frame.header.opcode == Opcode::HELLO;
         let started = traced.then(Instant::now);
         let result = match self.admit(frame, dcp_open) {
+            _ if is_stale
+                && !matches!(frame.header.opcode, Opcode::SASL_AUTH | Opcode::SASL_STEP) =>
+            {
+                Err(Status::AUTH_STALE.into())
+            }
             Ok(()) if frame.header.opcode.is_dcp() => return Flow::Dcp,
             Ok(()) if frame.header.opcode == Opcode::QUIT => Err(Failure::Close),
             Ok(()) => Command::new(self, frame, now, started, out).run(),
@@ -62,11 +72,10 @@ impl Session {
         let missing = self.rights().missing(opcode).filter(|_| self.is_authenticated());
         match opcode {
             Opcode::HELLO | Opcode::GET_ERROR_MAP | Opcode::QUIT => Ok(()),
-            Opcode::SASL_LIST_MECHS
-            | Opcode::SASL_AUTH
-            | Opcode::SASL_STEP
-            | Opcode::SELECT_BUCKET
-                if dcp_open =>
+            Opcode::SELECT_BUCKET if dcp_open => Err(Status::NOT_SUPPORTED.into()),
+            // Servers that take tokens let them be renewed.
+            Opcode::SASL_LIST_MECHS | Opcode::SASL_AUTH | Opcode::SASL_STEP
+                if dcp_open && !self.takes_tokens() =>
             {
                 Err(Status::NOT_SUPPORTED.into())
             }

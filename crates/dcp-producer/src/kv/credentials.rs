@@ -4,12 +4,14 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use dcp_wire::sasl::{
-    MIN_ITERATIONS, Mechanism, PlainMessage, SaslError, ScramCredentials, ScramServer,
+    BearerMessage, MIN_ITERATIONS, Mechanism, PlainMessage, SaslError, ScramCredentials,
+    ScramServer,
 };
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-use crate::chance::Chance;
+use super::tokens::{Lifetime, TokenKey};
+use crate::chance::{Chance, Now};
 use crate::rights::Rights;
 use crate::{Error, User};
 
@@ -18,6 +20,8 @@ pub(crate) struct Credentials {
     /// The user with all privileges.
     administrator: Arc<Account>,
     readers: Vec<Arc<Account>>,
+    /// Key of the tokens that are accepted.
+    token_key: Option<TokenKey>,
     /// Rounds of SCRAM's key derivation.
     rounds: u32,
     /// Gives an unknown user the same salt each time.
@@ -91,7 +95,7 @@ impl Credentials {
     ) -> Result<Self, Error> {
         let administrator = Account::new(username, password, Rights::All, &chance)?;
         let (readers, salts) = (Vec::new(), RandomState::new());
-        Ok(Self { administrator, readers, rounds, salts, chance })
+        Ok(Self { administrator, readers, token_key: None, rounds, salts, chance })
     }
 
     /// The same with users who may only read.
@@ -101,6 +105,28 @@ impl Credentials {
             self.readers.push(Account::new(username, password, rights, &self.chance)?);
         }
         Ok(self)
+    }
+
+    /// The same with tokens that are signed with `key`, if there is one.
+    pub(crate) fn with_token_key(self, key: Option<&[u8]>) -> Self {
+        Self { token_key: key.map(TokenKey::new), ..self }
+    }
+
+    /// Whether tokens are accepted.
+    pub(super) fn has_token_key(&self) -> bool {
+        self.token_key.is_some()
+    }
+
+    /// The user of a token, and how long the connection stays authenticated by it.
+    fn bearer(&self, message: &[u8], now: Now) -> Result<(Arc<Account>, Lifetime), SaslError> {
+        let key = self.token_key.as_ref().ok_or(SaslError::NoMechanism)?;
+        let message = BearerMessage::decode(message)?;
+        let claims = key.verify(message.token)?;
+        let lifetime = claims.lifetime(now)?;
+        let is_meant = message.authzid.is_empty() || message.authzid == claims.sub;
+        let mut accounts =
+            self.accounts().filter(|account| is_meant && account.username == claims.sub);
+        Ok((Arc::clone(accounts.next().ok_or(SaslError::Token)?), lifetime))
     }
 
     /// Changes the administrator's password.
@@ -185,6 +211,8 @@ impl std::fmt::Debug for Credentials {
 pub(crate) struct Login {
     pub(super) credentials: Arc<Credentials>,
     state: State,
+    /// Of the token, if one authenticated the client.
+    lifetime: Option<Lifetime>,
 }
 
 #[derive(Debug)]
@@ -204,7 +232,12 @@ pub(super) enum Answer {
 
 impl Login {
     pub(super) fn new(credentials: Arc<Credentials>) -> Self {
-        Self { credentials, state: State::Anonymous }
+        Self { credentials, state: State::Anonymous, lifetime: None }
+    }
+
+    /// Whether the client's token has expired or is not valid yet.
+    pub(super) fn is_stale(&self, now: Now) -> bool {
+        self.lifetime.is_some_and(|lifetime| lifetime.is_stale(now))
     }
 
     pub(super) fn is_done(&self) -> bool {
@@ -237,8 +270,16 @@ impl Login {
         &mut self,
         mechanism: Mechanism,
         message: &[u8],
+        now: Now,
     ) -> Result<Answer, SaslError> {
         self.state = State::Anonymous;
+        if mechanism == Mechanism::OAuthBearer {
+            // That of an earlier token stays in force if this one is refused.
+            let (account, lifetime) = self.credentials.bearer(message, now)?;
+            (self.state, self.lifetime) = (State::Done(account), Some(lifetime));
+            return Ok(Answer::Done(Vec::new()));
+        }
+        self.lifetime = None;
         if mechanism == Mechanism::Plain {
             let message = PlainMessage::decode(message)?;
             let account = self.credentials.accounts().find(|account| account.accepts(&message));

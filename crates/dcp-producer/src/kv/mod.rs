@@ -20,6 +20,7 @@ mod seqnos;
 mod session;
 mod stats;
 mod subdoc;
+mod tokens;
 
 pub(crate) use credentials::Credentials;
 pub(crate) use session::{Flow, MapPush, Session};

@@ -81,6 +81,8 @@ pub(crate) struct Session {
     pub(super) node: usize,
     pub(super) features: Features,
     pub(super) login: Login,
+    /// Whether the connection is encrypted.
+    pub(super) is_tls: bool,
     /// The selected bucket.
     pub(super) served: Option<Arc<ServedBucket>>,
     /// Newest map this connection was sent with NOT_MY_VBUCKET.
@@ -103,6 +105,7 @@ impl Session {
             node,
             features: Features::default(),
             login: Login::new(credentials),
+            is_tls: false,
             served: None,
             map_sent: None,
             deferred: Vec::new(),
@@ -111,13 +114,22 @@ impl Session {
         }
     }
 
-    /// Like [`new`](Self::new), for a client with the user's certificate.
+    /// Like [`new`](Self::new), over TLS.
+    pub(crate) fn encrypted(
+        cluster: Arc<Cluster>,
+        node: usize,
+        credentials: Arc<Credentials>,
+    ) -> Self {
+        Self { is_tls: true, ..Self::new(cluster, node, credentials) }
+    }
+
+    /// Like [`encrypted`](Self::encrypted), for a client with the user's certificate.
     pub(crate) fn certified(
         cluster: Arc<Cluster>,
         node: usize,
         credentials: Arc<Credentials>,
     ) -> Self {
-        let mut session = Self::new(cluster, node, credentials);
+        let mut session = Self::encrypted(cluster, node, credentials);
         session.login.certify();
         session
     }

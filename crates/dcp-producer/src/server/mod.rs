@@ -86,7 +86,8 @@ impl Servers {
             if options.in_memory { dcp_wire::sasl::MIN_ITERATIONS } else { Credentials::ROUNDS };
         let chance = Arc::clone(cluster.chance());
         let credentials = Credentials::new(&options.username, &options.password, rounds, chance)?;
-        let credentials = Arc::new(credentials.with_readers(&options.users)?);
+        let credentials = credentials.with_readers(&options.users)?;
+        let credentials = Arc::new(credentials.with_token_key(options.token_key.as_deref()));
         let flusher = Flusher { cluster: Arc::clone(cluster), store, delay: options.persist_delay };
         let flushing = flusher.run(tasks.clone(), stop.clone());
         tasks.spawn(stop.clone().run_until_cancelled_owned(flushing));
@@ -229,7 +230,7 @@ impl NodeServer {
             Some(tls) => {
                 if let Some(Shaken { stream, is_certified }) = self.shake(&tls, socket).await {
                     let (socket, session) = stream.into_inner();
-                    let open = if is_certified { Session::certified } else { Session::new };
+                    let open = if is_certified { Session::certified } else { Session::encrypted };
                     self.serve(Socket::tls(socket, session), open, run).await;
                 }
             }

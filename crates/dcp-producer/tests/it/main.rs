@@ -24,6 +24,7 @@ mod replication;
 mod seqnos;
 mod streams;
 mod tls;
+mod tokens;
 
 use dcp_producer::{Producer, ProducerOptions};
 

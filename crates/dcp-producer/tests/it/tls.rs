@@ -98,7 +98,7 @@ fn kv(producer: &Producer) -> String {
 }
 
 /// A client of the KV port that trusts the generated authority.
-async fn connect(producer: &Producer) -> RawClient {
+pub(super) async fn connect(producer: &Producer) -> RawClient {
     let ca = producer.ca_pem().expect("an authority was made");
     RawClient::over(shake(&kv(producer), ca, None).await.unwrap())
 }
