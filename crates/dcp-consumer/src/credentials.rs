@@ -1,4 +1,4 @@
-//! Credentials and their sources.
+//! Credentials and tokens, and their sources.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Debug};
@@ -7,13 +7,14 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use dcp_proto::consumer::Token;
 use tokio::sync::{Semaphore, oneshot};
 use zeroize::Zeroizing;
 
 use crate::{Dial, Error, ErrorKind};
 
-/// Longest password file that is read.
-const MAX_PASSWORD_FILE: u64 = 64 * 1024;
+/// Longest file of a password or a token that is read.
+const MAX_SECRET_FILE: u64 = 64 * 1024;
 
 /// Most concurrent threads of a client for reading files and calling providers: if calls never
 /// return, each attempt must not start another thread.
@@ -67,6 +68,18 @@ pub trait ProvideCredentials: Send + Sync {
     fn credentials(&self) -> Result<Credentials, CredentialsError>;
 }
 
+/// Provides tokens: one for every new connection, and a newer one for each before it expires.
+///
+/// It is called as [`ProvideCredentials`] is: on a separate thread, where it may block.
+pub trait ProvideToken: Send + Sync {
+    /// A token, the newest there is.
+    ///
+    /// # Errors
+    /// [`CredentialsError`]: a new connection fails, and is retried as if the server had refused it;
+    /// one that is up asks again a second later.
+    fn token(&self) -> Result<String, CredentialsError>;
+}
+
 /// Source of a connection's credentials.
 #[derive(Clone)]
 #[non_exhaustive]
@@ -83,6 +96,20 @@ pub enum CredentialsSource {
     },
     /// What this gives.
     Provider(Arc<dyn ProvideCredentials>),
+    /// A token, until it expires. As all tokens, it is sent over TLS only, and names the user.
+    Token(Token),
+    /// A token in a file, which is read for every connection, and again before the token expires.
+    /// White space around it is removed.
+    TokenFile(PathBuf),
+    /// The tokens that this gives.
+    TokenProvider(Arc<dyn ProvideToken>),
+}
+
+/// What a connection authenticates with.
+#[derive(Clone, Debug)]
+pub(crate) enum Secret {
+    Password(Credentials),
+    Token(Token),
 }
 
 impl CredentialsSource {
@@ -91,7 +118,18 @@ impl CredentialsSource {
         match self {
             Self::Fixed(credentials) => Some(credentials.username()),
             Self::PasswordFile { username, .. } => Some(username),
-            Self::Provider(_) => None,
+            Self::Provider(_) | Self::Token(_) | Self::TokenFile(_) | Self::TokenProvider(_) => {
+                None
+            }
+        }
+    }
+
+    /// The option that gives a token; `None` if it is a password.
+    pub(crate) const fn token_option(&self) -> Option<&'static str> {
+        match self {
+            Self::Token(_) | Self::TokenProvider(_) => Some("token"),
+            Self::TokenFile(_) => Some("token_file"),
+            Self::Fixed(_) | Self::PasswordFile { .. } | Self::Provider(_) => None,
         }
     }
 }
@@ -112,6 +150,9 @@ impl Debug for CredentialsSource {
                 .field("path", path)
                 .finish(),
             Self::Provider(_) => f.write_str("Provider(..)"),
+            Self::Token(token) => token.fmt(f),
+            Self::TokenFile(path) => f.debug_tuple("TokenFile").field(path).finish(),
+            Self::TokenProvider(_) => f.write_str("TokenProvider(..)"),
         }
     }
 }
@@ -164,34 +205,53 @@ impl Aside {
         receiver.await.map_err(|_| failed("the credentials function panicked"))
     }
 
-    /// The credentials of one connection.
+    /// What one connection authenticates with, or with what it renews a token.
     ///
     /// # Errors
-    /// [`ErrorKind::Authentication`] if there are none.
-    pub(crate) async fn credentials(
-        &self,
-        source: &CredentialsSource,
-    ) -> Result<Credentials, Error> {
+    /// [`ErrorKind::Authentication`] if there is nothing.
+    pub(crate) async fn credentials(&self, source: &CredentialsSource) -> Result<Secret, Error> {
+        let failed = |message: String| Error::new(ErrorKind::Authentication, message);
         match source {
-            CredentialsSource::Fixed(credentials) => Ok(credentials.clone()),
+            CredentialsSource::Fixed(credentials) => Ok(Secret::Password(credentials.clone())),
             CredentialsSource::PasswordFile { username, path } => {
-                let (username, file) = (username.clone(), path.clone());
-                let password = self.run(move || read_password(&file)).await?;
-                let password = password.map_err(|error| {
-                    let path = path.display();
-                    let message = format!("the password could not be read from {path}");
-                    Error::new(ErrorKind::Authentication, message).with_source(error)
-                })?;
-                Ok(Credentials { username, password })
+                let password = self.read_secret("password", path).await?;
+                Ok(Secret::Password(Credentials { username: username.clone(), password }))
             }
             CredentialsSource::Provider(provider) => {
                 let provider = Arc::clone(provider);
-                self.run(move || provider.credentials()).await?.map_err(|error| {
-                    let message = "the credentials function failed";
-                    Error::new(ErrorKind::Authentication, message).with_source(error)
+                let given = self.run(move || provider.credentials()).await?;
+                given.map(Secret::Password).map_err(|error| {
+                    failed("the credentials function failed".to_owned()).with_source(error)
+                })
+            }
+            CredentialsSource::Token(token) => Ok(Secret::Token(token.clone())),
+            CredentialsSource::TokenFile(path) => {
+                let text = self.read_secret("token", path).await?;
+                let token = Token::new(Zeroizing::new(text.trim().to_owned()));
+                token.map(Secret::Token).map_err(|error| {
+                    failed(format!("the token in {} cannot be used", path.display()))
+                        .with_source(error)
+                })
+            }
+            CredentialsSource::TokenProvider(provider) => {
+                let provider = Arc::clone(provider);
+                let text = self.run(move || provider.token()).await?.map_err(|error| {
+                    failed("the token function failed".to_owned()).with_source(error)
+                })?;
+                Token::new(text).map(Secret::Token).map_err(|error| {
+                    failed("what the token function returned cannot be used".to_owned())
+                        .with_source(error)
                 })
             }
         }
+    }
+
+    async fn read_secret(&self, what: &str, path: &Path) -> Result<Zeroizing<String>, Error> {
+        let file = path.to_owned();
+        self.run(move || read_secret(&file)).await?.map_err(|error| {
+            let message = format!("the {what} could not be read from {}", path.display());
+            Error::new(ErrorKind::Authentication, message).with_source(error)
+        })
     }
 
     /// Runs `read`, which reads files, on a separate thread.
@@ -206,11 +266,11 @@ impl Aside {
     }
 }
 
-fn read_password(path: &Path) -> io::Result<Zeroizing<String>> {
+fn read_secret(path: &Path) -> io::Result<Zeroizing<String>> {
     let invalid = |what| io::Error::new(io::ErrorKind::InvalidData, what);
     let mut bytes = Zeroizing::new(Vec::with_capacity(1024));
-    File::open(path)?.take(MAX_PASSWORD_FILE + 1).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > MAX_PASSWORD_FILE {
+    File::open(path)?.take(MAX_SECRET_FILE + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_SECRET_FILE {
         return Err(invalid("it is longer than 64 KiB"));
     }
     let text = std::str::from_utf8(&bytes).map_err(|_| invalid("it is not UTF-8"))?;
@@ -227,7 +287,58 @@ mod tests {
     use super::*;
 
     async fn ask(source: &CredentialsSource) -> Result<Credentials, Error> {
-        Aside::new(None).credentials(source).await
+        match Aside::new(None).credentials(source).await? {
+            Secret::Password(credentials) => Ok(credentials),
+            Secret::Token(token) => panic!("{token:?}"),
+        }
+    }
+
+    async fn token(source: &CredentialsSource) -> Result<String, Error> {
+        match Aside::new(None).credentials(source).await? {
+            Secret::Token(token) => Ok(token.as_str().to_owned()),
+            Secret::Password(credentials) => panic!("{credentials:?}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn token_file_is_read_each_time_without_white_space() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("token");
+        let source = CredentialsSource::TokenFile(path.clone());
+        for (text, given) in [("one\n", "one"), ("  two\r\n\r\n", "two"), ("a.b.c", "a.b.c")] {
+            std::fs::write(&path, text).unwrap();
+            assert_eq!(token(&source).await.unwrap(), given);
+        }
+        for (text, says) in [("", "it is empty"), ("secret word", "it holds a character")] {
+            std::fs::write(&path, text).unwrap();
+            let error = token(&source).await.unwrap_err();
+            let text = format!("{} {error:?}", crate::Chain(&error));
+            assert_eq!(error.kind(), ErrorKind::Authentication);
+            assert!(text.contains(says) && text.contains("token"), "{text}");
+            assert!(!text.contains("secret"), "{text}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert!(token(&source).await.unwrap_err().to_string().contains("the token could not"));
+    }
+
+    struct Tokens(&'static str);
+
+    impl ProvideToken for Tokens {
+        fn token(&self) -> Result<String, CredentialsError> {
+            if self.0.is_empty() { Err("the issuer is down".into()) } else { Ok(self.0.to_owned()) }
+        }
+    }
+
+    #[tokio::test]
+    async fn token_function_that_fails_or_returns_no_token_is_an_error() {
+        let from = |text| CredentialsSource::TokenProvider(Arc::new(Tokens(text)));
+        assert_eq!(token(&from("one")).await.unwrap(), "one");
+        for (text, says) in [("", "the issuer is down"), ("secret word", "it holds a character")] {
+            let error = token(&from(text)).await.unwrap_err();
+            let text = crate::Chain(&error).to_string();
+            assert_eq!(error.kind(), ErrorKind::Authentication);
+            assert!(text.contains(says) && !text.contains("secret"), "{text}");
+        }
     }
 
     #[tokio::test]
@@ -301,6 +412,7 @@ mod tests {
         let here = format!("{:?}", std::thread::current().id());
         for (seed, in_place) in [(None, false), (Some(7), true)] {
             let given = Aside::new(Some(&Dialer(seed))).credentials(&source).await.unwrap();
+            let Secret::Password(given) = given else { panic!("{given:?}") };
             assert_eq!(given.username() == here, in_place);
         }
     }

@@ -18,7 +18,7 @@ type Source = Box<dyn StdError + Send + Sync + 'static>;
 pub enum ErrorKind {
     /// The user lacks a privilege.
     AccessDenied,
-    /// User name, password or certificate were refused.
+    /// User name, password, token or certificate were refused.
     Authentication,
     /// There is no such bucket.
     BucketNotFound,
@@ -179,6 +179,12 @@ impl Error {
     /// The same with a message that includes its causes.
     pub(crate) fn with_message(mut self, message: String) -> Self {
         (self.0.message, self.0.options, self.0.source) = (message, &[], None);
+        self
+    }
+
+    /// The same with more to say after its text.
+    pub(crate) fn followed_by(mut self, text: &str) -> Self {
+        self.0.message.push_str(text);
         self
     }
 

@@ -83,7 +83,9 @@ pub use checkpoint_file::{CheckpointLock, load_checkpoint, save_checkpoint};
 pub use checkpoint_store::{CheckpointStore, FileStore, MemoryStore, check_ahead};
 pub use client::Client;
 pub use config::{ClientCertificate, ConnectOptions, Pem, SrvTargets, TlsOptions};
-pub use credentials::{Credentials, CredentialsError, CredentialsSource, ProvideCredentials};
+pub use credentials::{
+    Credentials, CredentialsError, CredentialsSource, ProvideCredentials, ProvideToken,
+};
 // Types in signatures of this crate, so that users need no other crate.
 pub use dcp_proto::checkpoint::{Checkpoint, CheckpointError, StoredFilter};
 pub use dcp_proto::consumer::{ConnectionStats, ProtocolError, StreamFilter};

@@ -51,7 +51,7 @@ impl Acknowledger {
         };
         if token.stream != self.stream {
             let problem = "the batch belongs to another stream: acknowledge it there";
-            return Err(Error::option(&["token"], problem));
+            return Err(Error::option(&["batch_token"], problem));
         }
         watermark.ack(token.batch);
         Ok(())
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn tokens_of_other_streams_and_of_other_modes_are_refused() {
         let (one, other) = (manual().0, manual().0);
-        assert_eq!(one.ack(other.token(1)).unwrap_err().options(), ["token"]);
+        assert_eq!(one.ack(other.token(1)).unwrap_err().options(), ["batch_token"]);
         let by_itself = Acknowledger::new(false, &Checkpoint::new("b", StoredFilter::default()));
         assert_eq!(by_itself.ack(by_itself.token(1)).unwrap_err().options(), ["acknowledge"]);
         assert_eq!(by_itself.checkpoint(), None);

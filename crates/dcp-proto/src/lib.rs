@@ -43,6 +43,7 @@
 //! | when a silent connection is dead | `dead-connections` | `consumer/noop.rs`, `noop.rs` of `dcp-producer-proto` | `connection_that_is_silent_is_dead_after_two_intervals` |
 //! | which steps set a connection up, in which order | `sasl`, `open-connection`, `control` | `consumer/bootstrap/mod.rs` | `connection_is_set_up_in_four_round_trips` |
 //! | which proof of a password a SCRAM login sends, and which it accepts | `sasl` | `sasl/scram_client.rs` of `dcp-wire`, `sasl/scram_server.rs` of `dcp-wire` | `scram_client_refuses_a_server_that_does_not_know_the_password` |
+//! | when a token is renewed, and what is held back without a valid one | `sasl` | `consumer/connection/login.rs` | `tk_07_token_that_expired_holds_back_acknowledgements_and_answers_to_noops` |
 //! | which features and controls every connection requests | `control` | `consumer/bootstrap/config.rs` | `ct_14_expirations_are_asked_for_with_what_they_need` |
 //! | which open flags and further controls the options of a stream add | `control` | `opening.rs` of `dcp-consumer` | `op_07_and_op_08_flags_that_servers_refuse_are_not_combined` |
 //! | what a stream request sends | `stream-request` | `consumer/connection/stream_request.rs` | `stream_request_is_for_the_active_copy_and_every_deletion` |

@@ -270,8 +270,12 @@ impl Bucket {
         }
         self.learn(&connected)?;
         let config = self.connection_config(&connected.outcome, opening);
-        let Connected { socket, leftover, address, .. } = connected;
-        Ok(NodeConnection::new(address, socket, &leftover, config))
+        let Connected { socket, leftover, address, token, .. } = connected;
+        let connection = NodeConnection::new(address, socket, &leftover, config);
+        Ok(match token {
+            Some(token) => connection.with_token(&token, self.connector.clone()),
+            None => connection,
+        })
     }
 
     /// Configuration of a connection's machine. Until a stream has it, streams are opened only to

@@ -3,7 +3,7 @@
 use std::io;
 use std::time::Duration;
 
-use dcp_proto::consumer::{BootstrapError, Reaction, Step};
+use dcp_proto::consumer::{BootstrapError, Reaction, Step, Token};
 use dcp_proto::topology::Address;
 use dcp_wire::message::Control;
 use dcp_wire::{DecodeError, Feature, Opcode};
@@ -84,13 +84,14 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
     }
     let kind = match error {
         E::AuthenticationFailed { .. } | E::Sasl(_) => ErrorKind::Authentication,
+        E::TokenRefused { .. } | E::TokenStale => ErrorKind::Authentication,
         E::BucketNotFound { .. } => ErrorKind::BucketNotFound,
         E::BucketAccess { .. } | E::DcpAccess => ErrorKind::AccessDenied,
         E::ControlRefused { status, .. } => match Reaction::to(Step::RequiredControl, *status) {
             Reaction::Fail(failure) => failure.into(),
             _ => ErrorKind::Status,
         },
-        E::FeatureMissing(_) => ErrorKind::Unsupported,
+        E::FeatureMissing(_) | E::NoTokens => ErrorKind::Unsupported,
         // A node that has just started receives it within seconds.
         E::NoConfig { .. } => ErrorKind::Connect,
         E::Status { .. } => ErrorKind::Status,
@@ -117,6 +118,26 @@ pub(super) fn set_up_failed(address: &Address, error: &BootstrapError) -> Error 
     match error.status() {
         Some(status) => failed.with_status(status),
         None => failed,
+    }
+}
+
+/// Says what to do about a token that the server did not accept; it is `wall` now, counted from 1970.
+pub(super) fn about_token(error: Error, token: &Token, wall: Duration) -> Error {
+    if error.kind() != ErrorKind::Authentication {
+        return error;
+    }
+    let Some(expires) = token.expires() else {
+        return error.followed_by(": check that the cluster trusts its issuer");
+    };
+    match wall.checked_sub(expires) {
+        Some(ago) => {
+            let ago = Seconds(ago);
+            error.followed_by(&format!(", which expired {ago} ago: give a newer one"))
+        }
+        None => error.followed_by(
+            ": check that the cluster trusts its issuer, that the token is meant for it, and this \
+             machine's clock",
+        ),
     }
 }
 

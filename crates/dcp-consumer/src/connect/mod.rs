@@ -8,10 +8,10 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::BytesMut;
-use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen};
+use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen, Token};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
 use dcp_wire::Status;
 use dcp_wire::sasl::Mechanism;
@@ -25,11 +25,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tokio_rustls::TlsConnector;
 use zeroize::Zeroize;
 
-use self::errors::{Stage, lost, set_up_failed};
+use self::errors::{Stage, about_token, lost, set_up_failed};
 use crate::config::YEARS;
-use crate::credentials::Aside;
+use crate::credentials::{Aside, Secret};
 pub use crate::socket::Socket;
-use crate::{ConnectOptions, Credentials, Error, ErrorKind, dial, tls};
+use crate::{Chain, ConnectOptions, CredentialsSource, Error, ErrorKind, dial, tls};
 
 /// Length of a SCRAM nonce, in characters of 62.
 const NONCE_LEN: usize = 32;
@@ -80,6 +80,8 @@ pub struct Connected {
     pub outcome: BootstrapOutcome,
     /// Address of the peer.
     pub address: Address,
+    /// The token that the server accepted, if it was one.
+    pub token: Option<Token>,
 }
 
 impl Connector {
@@ -100,9 +102,9 @@ impl Connector {
             true => Some(tls::connector(&options.tls)?),
             false => None,
         };
+        let identity = identity::of(&options);
         let mut randomness = dial::randomness(options.dialer.as_deref());
         let client_id = randomness.random();
-        let identity = identity::of(&options);
         let mut options = options;
         options.connect_timeout = options.connect_timeout.min(YEARS);
         options.keep_connections = options.keep_connections.min(YEARS);
@@ -128,6 +130,7 @@ impl Connector {
             return error;
         }
         let user = match &self.shared.options.credentials {
+            Some(source) if source.token_option().is_some() => "the user of the token".to_owned(),
             Some(source) => source
                 .username()
                 .map_or_else(|| "the user".to_owned(), |name| format!("user '{name}'")),
@@ -149,15 +152,15 @@ impl Connector {
         )
     }
 
-    /// The options as given.
-    #[must_use]
-    pub fn options(&self) -> &ConnectOptions {
     /// A name for one DCP connection. It is unique, since the server ends an older connection of the
     /// same name.
     pub(crate) fn connection_name(&self) -> String {
         identity::unique(&self.shared.identity, self.randomness().random())
     }
 
+    /// The options as given.
+    #[must_use]
+    pub fn options(&self) -> &ConnectOptions {
         &self.shared.options
     }
 
@@ -230,12 +233,12 @@ impl Connector {
         let mut stage = Stage::Credentials;
         let attempt = Box::pin(async {
             let begun = Instant::now();
-            let credentials = self.credentials().await?;
-            let mut config = self.bootstrap_config(address, credentials.as_ref());
+            let secret = self.secret().await?;
+            let mut config = self.bootstrap_config(address, secret.as_ref());
             adjust(&mut config);
             stage = Stage::Resolve;
             let remaining = limit.saturating_sub(begun.elapsed());
-            self.attempt(remaining, address, config, &mut stage).await
+            self.attempt(remaining, address, config, secret, &mut stage).await
         });
         match timeout(limit, attempt).await {
             Ok(result) => result,
@@ -243,8 +246,22 @@ impl Connector {
         }
     }
 
-    /// The credentials; `None` with a client certificate.
-    async fn credentials(&self) -> Result<Option<Credentials>, Error> {
+    /// A token for a connection whose token is about to expire; `None`, with a warning, if there is none.
+    pub(crate) async fn newer_token(&self, address: Address) -> Option<Token> {
+        let limit = self.shared.options.connect_timeout;
+        match timeout(limit, self.secret()).await {
+            Ok(Ok(Some(Secret::Token(token)))) => return Some(token),
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(%address, error = %Chain(&error), "there is no newer token");
+            }
+            Err(_) => tracing::warn!(%address, "no newer token came within {limit:?}"),
+        }
+        None
+    }
+
+    /// What the client authenticates with; `None` with a client certificate.
+    async fn secret(&self) -> Result<Option<Secret>, Error> {
         match &self.shared.options.credentials {
             Some(source) => self.shared.aside.credentials(source).await.map(Some),
             None => Ok(None),
@@ -261,7 +278,24 @@ impl Connector {
         self.shared.aside.read(move || tls::connector(&options)).await.map(Some)
     }
 
+    /// Makes one connection, with a configuration made for this secret.
     async fn attempt(
+        &self,
+        limit: Duration,
+        address: &Address,
+        config: BootstrapConfig,
+        secret: Option<Secret>,
+        stage: &mut Stage,
+    ) -> Result<Connected, Error> {
+        let connected = self.set_up(limit, address, config, stage).await;
+        let Some(Secret::Token(token)) = secret else { return connected };
+        match connected {
+            Ok(connected) => Ok(Connected { token: Some(token), ..connected }),
+            Err(error) => Err(about_token(error, &token, since_1970())),
+        }
+    }
+
+    async fn set_up(
         &self,
         limit: Duration,
         address: &Address,
@@ -278,7 +312,7 @@ impl Connector {
         };
         *stage = Stage::Bootstrap { heard: false };
         let (outcome, leftover) = bootstrap(&mut socket, address, config, stage).await?;
-        Ok(Connected { socket, leftover, outcome, address: address.clone() })
+        Ok(Connected { socket, leftover, outcome, address: address.clone(), token: None })
     }
 
     async fn open_socket(
@@ -306,14 +340,11 @@ impl Connector {
         }
     }
 
-    fn bootstrap_config(
-        &self,
-        address: &Address,
-        credentials: Option<&Credentials>,
-    ) -> BootstrapConfig {
-        let auth = match credentials {
+    fn bootstrap_config(&self, address: &Address, secret: Option<&Secret>) -> BootstrapConfig {
+        let auth = match secret {
             None => Auth::Certificate,
-            Some(credentials) => Auth::Password {
+            Some(Secret::Token(token)) => Auth::Token(token.clone()),
+            Some(Secret::Password(credentials)) => Auth::Password {
                 username: credentials.username().to_owned(),
                 password: credentials.password().clone(),
                 nonce: self
@@ -336,6 +367,9 @@ impl Connector {
 
 fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Result<(), Error> {
     let wrong = |options, problem: &str| Err(Error::option(options, problem));
+    if let Some(source) = &options.credentials {
+        check_token(source, options, connection_string)?;
+    }
     if let (Some(option), Some(written)) = (&options.bucket, connection_string.bucket())
         && option != written
     {
@@ -352,12 +386,19 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
             return wrong(&["sasl_mechanisms"], "names none: name one, or leave it out");
         }
         let reveals = mechanisms.iter().any(|mechanism| mechanism.reveals_password());
+        if mechanisms.contains(&Mechanism::OAuthBearer) {
+            return wrong(&["sasl_mechanisms"], "OAUTHBEARER is for tokens only: leave it out");
+        }
         if reveals && !connection_string.scheme().is_tls() {
             return wrong(
                 &["sasl_mechanisms"],
                 "PLAIN would send the password unencrypted: use couchbases://",
             );
         }
+    }
+    if !identity::is_name(&options.name) {
+        let problem = "must be 1 to 32 letters, digits, '-', '_' or '.'";
+        return Err(Error::option(&["name"], problem).with_value(options.name.as_str()));
     }
     if options.connect_timeout.is_zero() {
         return wrong(&["connect_timeout"], "must be more than zero");
@@ -366,7 +407,7 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     match (&options.credentials, certificate) {
         (None, false) => wrong(
             &["username"],
-            "no user is given: pass one and a password, or with couchbases:// a client \
+            "no user is given: pass one and a password, or with couchbases:// a token, or a client \
              certificate and its key",
         ),
         (Some(_), true) => wrong(
@@ -385,6 +426,40 @@ fn check(options: &ConnectOptions, connection_string: &ConnectionString) -> Resu
     }
 }
 
+/// Whether a token, if it is one, has a connection that it may be sent over, and no rival.
+fn check_token(
+    source: &CredentialsSource,
+    options: &ConnectOptions,
+    connection_string: &ConnectionString,
+) -> Result<(), Error> {
+    let (alone, with_mechanisms, with_certificate): (&[_], &[_], &[_]) = match source.token_option()
+    {
+        None => return Ok(()),
+        Some("token_file") => (
+            &["token_file"],
+            &["sasl_mechanisms", "token_file"],
+            &["token_file", "tls_certificate"],
+        ),
+        Some(_) => (&["token"], &["sasl_mechanisms", "token"], &["token", "tls_certificate"]),
+    };
+    if !connection_string.scheme().is_tls() {
+        return Err(Error::option(alone, "would be sent unencrypted: use couchbases://"));
+    }
+    if options.sasl_mechanisms.is_some() {
+        let problem = "a token has a mechanism of its own: leave the mechanisms out";
+        return Err(Error::option(with_mechanisms, problem));
+    }
+    if options.tls.client_certificate.is_some() {
+        return Err(Error::option(with_certificate, "give one of them"));
+    }
+    Ok(())
+}
+
+/// The time of the wall, as tokens count it.
+pub(crate) fn since_1970() -> Duration {
+    SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
+}
+
 fn network(
     options: &ConnectOptions,
     connection_string: &ConnectionString,
@@ -395,10 +470,6 @@ fn network(
         Some("default") => Ok(NetworkSelection::Fixed(Network::Default)),
         Some("external") => Ok(NetworkSelection::Fixed(Network::External)),
         Some(_) => {
-    if !identity::is_name(&options.name) {
-        let problem = "must be 1 to 32 letters, digits, '-', '_' or '.'";
-        return Err(Error::option(&["name"], problem).with_value(options.name.as_str()));
-    }
             let problem = "its network must be auto, default or external";
             Err(Error::option(&["connection_string"], problem))
         }

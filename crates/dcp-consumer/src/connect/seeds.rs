@@ -9,10 +9,11 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::errors::{Stage, no_credentials};
 use super::{Connected, Connector, resolve, share};
+use crate::credentials::Secret;
 use crate::failure_log::{FailureLog, LOG};
 use crate::retry::Backoff;
 use crate::srv::{self, Resolvers, SrvError};
-use crate::{Chain, Credentials, Error, ErrorKind};
+use crate::{Chain, Error, ErrorKind};
 
 /// How long to wait for a seed before the next one is tried as well.
 const NEXT_AFTER: Duration = Duration::from_millis(250);
@@ -45,8 +46,8 @@ impl Connector {
     async fn any(&self, is_first: bool) -> Result<Connected, Error> {
         let limit = self.shared.options.connect_timeout;
         let deadline = Instant::now() + limit;
-        let credentials = match timeout_at(deadline, self.credentials()).await {
-            Ok(credentials) => credentials?,
+        let secret = match timeout_at(deadline, self.secret()).await {
+            Ok(secret) => secret?,
             Err(_) => return Err(no_credentials(limit)),
         };
         let mut seeds = self.seeds(deadline).await?.into_iter();
@@ -54,11 +55,11 @@ impl Connector {
         let (mut failed, mut failures) = (Vec::new(), FailureLog::default());
         loop {
             if let Some(address) = seeds.next() {
-                let (connector, credentials) = (self.clone(), credentials.clone());
+                let (connector, secret) = (self.clone(), secret.clone());
                 attempts.spawn(async move {
                     let tried = match is_first {
-                        true => connector.wait_for_seed(deadline, &address, credentials).await,
-                        false => connector.try_seed(deadline, &address, credentials).await,
+                        true => connector.wait_for_seed(deadline, &address, secret).await,
+                        false => connector.try_seed(deadline, &address, secret).await,
                     };
                     (address, tried)
                 });
@@ -91,13 +92,13 @@ impl Connector {
         &self,
         deadline: Instant,
         address: &Address,
-        credentials: Option<Credentials>,
+        secret: Option<Secret>,
     ) -> Result<Connected, Error> {
         let (mut attempts, mut failures) = (0, FailureLog::default());
         let mut randomness = self.randomness();
         let mut answer = None;
         loop {
-            let error = match self.try_seed(deadline, address, credentials.clone()).await {
+            let error = match self.try_seed(deadline, address, secret.clone()).await {
                 Err(error) if error.is_retryable() && error.status().is_some() => error,
                 // What the node has answered says more than that time is up.
                 Err(error) if error.kind() == ErrorKind::Timeout => {
@@ -120,12 +121,12 @@ impl Connector {
         &self,
         deadline: Instant,
         address: &Address,
-        credentials: Option<Credentials>,
+        secret: Option<Secret>,
     ) -> Result<Connected, Error> {
         let limit = deadline.saturating_duration_since(Instant::now());
         let mut stage = Stage::Resolve;
-        let config = self.bootstrap_config(address, credentials.as_ref());
-        let attempt = Box::pin(self.attempt(limit, address, config, &mut stage));
+        let config = self.bootstrap_config(address, secret.as_ref());
+        let attempt = Box::pin(self.attempt(limit, address, config, secret, &mut stage));
         match timeout_at(deadline, attempt).await {
             Ok(result) => result,
             Err(_) => Err(stage.timed_out(address, self.shared.options.connect_timeout)),

@@ -2,6 +2,8 @@
 //!
 //! Whoever has it drives it: the task of a stream, a request that waits for its answer, or the pool.
 
+mod renewal;
+
 use std::convert::Infallible;
 use std::fmt;
 use std::future::poll_fn;
@@ -12,7 +14,7 @@ use std::time::Instant;
 
 use bytes::{Buf, Bytes, BytesMut};
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, ConnectionError, Event, Limit, Reaction, Step,
+    Connection, ConnectionConfig, ConnectionError, Event, Limit, Reaction, Step, Token,
 };
 use dcp_proto::topology::Address;
 use dcp_proto::{Change, ChangeSink, Rollback, SinkError};
@@ -20,7 +22,9 @@ use dcp_wire::{Opcode, Status};
 use thiserror::Error;
 use tokio::io::ReadBuf;
 
+use self::renewal::Renewal;
 use crate::ErrorKind;
+use crate::connect::{Connector, since_1970};
 use crate::read_buffer::{ReadBuffer, SMALL};
 use crate::socket::{Gather, Socket};
 
@@ -41,6 +45,8 @@ pub(crate) struct NodeConnection<IO = Socket> {
     flush: bool,
     /// The last cluster map that was received while no stream was open, until it is taken.
     map: Option<Bytes>,
+    /// If a token authenticates it.
+    renewal: Option<Box<Renewal>>,
 }
 
 impl<IO> fmt::Debug for NodeConnection<IO> {
@@ -95,6 +101,9 @@ impl Lost {
             Self::Ended(error @ (ConnectionError::Idle | ConnectionError::CloseUnanswered(_))) => {
                 broke.with_source(error)
             }
+            Self::Ended(
+                error @ (ConnectionError::TokenExpired | ConnectionError::TokenRefused { .. }),
+            ) => broke.with_kind(ErrorKind::Authentication).with_source(error),
             Self::Ended(error) => crate::Error::new(ErrorKind::Protocol, error.to_string()),
         }
     }
@@ -136,7 +145,15 @@ impl<IO: Gather> NodeConnection<IO> {
             out: BytesMut::new(),
             flush: false,
             map: None,
+            renewal: None,
         }
+    }
+
+    /// The same, authenticated with a token that is renewed from the source of `connector`.
+    pub(crate) fn with_token(mut self, token: &Token, connector: Connector) -> Self {
+        self.machine = self.machine.with_token(now(), since_1970(), token);
+        self.renewal = Some(Box::new(Renewal::new(self.address.clone(), connector)));
+        self
     }
 
     /// Makes requests, and returns their answers once all have arrived and the streams that were
@@ -232,11 +249,18 @@ impl<IO: Gather> NodeConnection<IO> {
     /// Waits to read or write: a connection that is not read while it is written could deadlock
     /// with the server. Cancellation-safe.
     pub(crate) async fn ready(&mut self, reading: Reading) -> Result<Io, Lost> {
-        let Self { machine, io, buffer, out, flush, .. } = self;
+        let Self { machine, io, buffer, out, flush, renewal, .. } = self;
         machine.poll_transmit(out);
         let space = buffer.space().map_err(ConnectionError::Framing)?;
         let ready = poll_fn(|cx| {
-            if !out.is_empty() {
+            if let Some(renewal) = renewal
+                && let Poll::Ready(written) = renewal.poll(cx, machine, io, out.is_empty())
+            {
+                *flush |= written?;
+                return Poll::Ready(Ok(Io::Wrote));
+            }
+            let is_between = renewal.as_ref().is_none_or(|renewal| !renewal.is_writing());
+            if is_between && !out.is_empty() {
                 if let Poll::Ready(written) = Pin::new(&mut *io).poll_write(cx, out) {
                     let written = written?;
                     if written == 0 {

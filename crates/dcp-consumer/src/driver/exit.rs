@@ -37,6 +37,9 @@ impl Exit {
             Lost::Ended(error @ Ended::Invalidated { status, .. }) => {
                 closed(ErrorKind::ConnectionLost).with_source(error).with_status(status)
             }
+            Lost::Ended(error @ (Ended::TokenExpired | Ended::TokenRefused { .. })) => {
+                closed(ErrorKind::Authentication).with_source(error)
+            }
             Lost::Ended(error @ (Ended::Idle | Ended::CloseUnanswered(_))) => {
                 closed(ErrorKind::ConnectionLost).with_source(error)
             }

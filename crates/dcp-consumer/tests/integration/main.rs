@@ -24,4 +24,5 @@ mod rows;
 mod server_tables;
 mod set_up;
 mod tls;
+mod tokens;
 mod upgrades;

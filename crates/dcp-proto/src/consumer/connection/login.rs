@@ -241,9 +241,10 @@ impl Connection {
         true
     }
 
-    /// Whether everything but a token is held back.
+    /// Whether everything but a token is held back, or comes after one.
     pub(super) fn is_held_back(&self) -> bool {
-        self.login.as_ref().is_some_and(|login| login.held_since.is_some())
+        let holds = |login: &Login| login.held_since.is_some() || !login.unsent.is_empty();
+        self.login.as_deref().is_some_and(holds)
     }
 
     pub(super) fn advance_login(&mut self, now: Instant) -> Result<(), ConnectionError> {

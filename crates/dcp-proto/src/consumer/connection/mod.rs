@@ -336,7 +336,8 @@ impl Connection {
         self.acknowledge(now);
     }
 
-    /// Output: moves the bytes to send to the end of `out`; `false` if there are none.
+    /// Output: moves the bytes to send to the end of `out`; `false` if there are none, or if a token
+    /// is to be sent first ([`poll_transmit_token`](Self::poll_transmit_token)).
     pub fn poll_transmit(&mut self, out: &mut BytesMut) -> bool {
         if self.transmit.is_empty() || self.is_held_back() {
             return false;
