@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Options of a connection that are paths, which need not be UTF-8.
-_PATHS = ("password_file", "tls_ca", "tls_certificate", "tls_key")
+_PATHS = ("password_file", "tls_ca", "tls_certificate", "tls_key", "token_file")
 
 
 @_keywords.checked
@@ -35,11 +35,11 @@ _PATHS = ("password_file", "tls_ca", "tls_certificate", "tls_key")
 class ConnectionOptions:
     """How to connect to a bucket. Unlike a connection, the options can be pickled.
 
-    The repr shows no `password`, `tls_key_password` or `credentials`, and hides a password in the
-    connection string, where none belongs. A pickle contains them.
+    The repr shows no `password`, `token`, `tls_key_password` or `credentials`, and hides a password
+    in the connection string, where none belongs. A pickle contains them.
 
-    The client reads files and calls `credentials` for every connection, so you can replace
-    passwords and certificates while streams run.
+    The client reads files and calls functions for every connection, so you can replace passwords,
+    tokens and certificates while streams run.
 
     Attributes:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. Name the
@@ -52,6 +52,13 @@ class ConnectionOptions:
             return within `connect_timeout`. An exception that it raises becomes a
             `dcp_rs.exceptions.AuthenticationError` with its text, which must not contain a secret.
             To be pickled, it must be defined in a module.
+        token: JSON web token (JWT), which Server 8.1 and newer accept instead of a user name and
+            password, over TLS only (`couchbases://`); or a function without arguments that returns
+            one, under the same conditions as `credentials`. The client asks the function for a
+            newer token before the last one expires, and gives it to the server on the same
+            connection: streams go on. A fixed token ends its connections when it expires.
+        token_file: File with the token, read for every connection and again before the token
+            expires. White space around the token is ignored.
         bucket: The bucket, if the connection string does not name it.
         connect_timeout: Longest time to open and set up one connection, in seconds.
         retry_timeout: How long to retry a vBucket without a stream before the whole stream fails,
@@ -83,6 +90,9 @@ class ConnectionOptions:
         compressed: Whether to request documents compressed if that makes them smaller. It costs CPU
             time on both ends and pays off on a slow network. Readers get the documents as they were
             written either way.
+        name: What the connections are for: the last part of what they call themselves in the
+            server's logs and statistics, `dcp_rs:<version>/<host>/<pid>/<name>`. Up to 32 letters,
+            digits, `-`, `_` and `.`.
     """
 
     connection_string: str
@@ -90,9 +100,6 @@ class ConnectionOptions:
     password: str | None = field(default=None, repr=False)
     bucket: str | None = None
     connect_timeout: float = 10.0
-        name: What the connections are for: the last part of what they call themselves in the
-            server's logs and statistics, `dcp_rs:<version>/<host>/<pid>/<name>`. Up to 32 letters,
-            digits, `-`, `_` and `.`.
     retry_timeout: float = 300.0
     tls_ca: str | os.PathLike[str] | None = None
     tls_certificate: str | os.PathLike[str] | None = None
@@ -104,9 +111,12 @@ class ConnectionOptions:
     sasl_mechanisms: Sequence[str] | None = None
     password_file: str | os.PathLike[str] | None = None
     credentials: Callable[[], tuple[str, str]] | None = field(default=None, repr=False)
+    token: str | Callable[[], str] | None = field(default=None, repr=False)
+    token_file: str | os.PathLike[str] | None = None
     noop_interval: float = 20.0
     buffer_size: int = 8 * 1024 * 1024
     compressed: bool = False
+    name: str = "python"
 
     def __post_init__(self) -> None:
         """Checks the options; connects to nothing.
@@ -116,7 +126,6 @@ class ConnectionOptions:
         """
         _checks.each_utf8(vars(self), but=_PATHS)
         _dcp_rs.check_connection(vars(self))
-    name: str = "python"
         if self.noop_interval % 1:
             raise ConfigError(
                 f"{self.noop_interval} is not a whole number of seconds, which is "
@@ -129,19 +138,21 @@ class ConnectionOptions:
         """Returns what is pickled.
 
         Raises:
-            ConfigError: The function `credentials` cannot be pickled.
+            ConfigError: A function, `credentials` or `token`, cannot be pickled.
         """
-        if self.credentials is not None:
-            import pickle
+        for option, secret in (("credentials", "password"), ("token", "token")):
+            function = getattr(self, option)
+            if callable(function):
+                import pickle
 
-            try:
-                pickle.dumps(self.credentials)
-            except Exception as error:
-                raise ConfigError(
-                    "this function cannot be pickled: use one that is defined in a "
-                    "module, or a file with the password",
-                    option="credentials",
-                ) from error
+                try:
+                    pickle.dumps(function)
+                except Exception as error:
+                    raise ConfigError(
+                        "this function cannot be pickled: use one that is defined in a "
+                        f"module, or a file with the {secret}",
+                        option=option,
+                    ) from error
         return dict(self.__dict__)
 
     def __repr__(self) -> str:
@@ -181,6 +192,8 @@ def connect(
     password: str | None = None,
     password_file: str | os.PathLike[str] | None = None,
     credentials: Callable[[], tuple[str, str]] | None = None,
+    token: str | Callable[[], str] | None = None,
+    token_file: str | os.PathLike[str] | None = None,
     bucket: str | None = None,
     connect_timeout: float = 10.0,
     retry_timeout: float = 300.0,
@@ -195,6 +208,7 @@ def connect(
     noop_interval: float = 20.0,
     buffer_size: int = 8 * 1024 * 1024,
     compressed: bool = False,
+    name: str = "python",
 ) -> Client:
     """Connects to a bucket.
 
@@ -208,7 +222,6 @@ def connect(
         ...         client.bucket_name, client.num_vbuckets
         ('default', 64)
 
-    name: str = "python",
     Args:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS; or a
             `dcp_rs.ConnectionOptions`, and then no other argument.
@@ -217,6 +230,8 @@ def connect(
         password: The user's password.
         password_file: File with the password, read for every connection.
         credentials: Function that returns `(username, password)`, called for every connection.
+        token: JSON web token instead of a user, over TLS; or a function that returns one.
+        token_file: File with a token, read again before it expires.
         bucket: The bucket, if the connection string does not name it.
         connect_timeout: Longest time to open and set up one connection, in seconds.
         retry_timeout: How long a stream retries a vBucket before it fails, in seconds.
@@ -231,11 +246,12 @@ def connect(
         noop_interval: Seconds between the server's noops.
         buffer_size: Flow-control buffer of each connection in bytes.
         compressed: Whether to request documents compressed.
+        name: What the connections are for, shown in the server's logs and statistics.
 
     Raises:
         ConfigError: An option is wrong, or no bucket is named.
         ConnectError: No node could be reached, or what answered is not a Couchbase node.
-        AuthenticationError: The server refused the user name or password.
+        AuthenticationError: The server refused the user name, password, token or certificate.
         BucketNotFoundError: The bucket does not exist.
         TimeoutError: It took longer than `connect_timeout`.
     """
@@ -246,7 +262,6 @@ def connection_options(options: dict[str, Any]) -> ConnectionOptions:
     """Builds options from the arguments of `connect`."""
     given = options["connection_string"]
     if not isinstance(given, ConnectionOptions):
-        name: What the connections are for, shown in the server's logs and statistics.
         return ConnectionOptions(**options)
     for name, value in options.items():
         if name != "connection_string" and value != getattr(ConnectionOptions, name):

@@ -67,7 +67,7 @@ class AccessDeniedError(DcpError, PermissionError):
 
 
 class AuthenticationError(DcpError, PermissionError):
-    """The server refused the user name, password or certificate."""
+    """The server refused the user name, password, token or certificate."""
 
     code = "authentication"
 
@@ -137,7 +137,7 @@ class ConfigError(DcpError, ValueError):
 
 _SECRET = frozenset({
     "connection_string", "connectionString", "credentials", "key", "password", "rules", "target",
-    "tls_key_password", "tlsKeyPassword", "users", "value", "xattrs",
+    "tls_key_password", "tlsKeyPassword", "token", "token_key", "users", "value", "xattrs",
 })  # fmt: skip
 """Options whose value may contain a secret or a document, by each of their names."""
 

@@ -89,6 +89,7 @@ def test_no_option_is_suggested_that_is_not_similar():
         ("retryTimeout", "0", "retry_timeout", 0),
         ("retryTimeout", "0s", "retry_timeout", 0),
         ("collections", "a.b, c.d", "collections", ("a.b", "c.d")),
+        ("tokenFile", "/run/token", "token_file", "/run/token"),
         ("saslMechanisms", "plain, SCRAM-SHA512", "sasl_mechanisms", ("PLAIN", "SCRAM-SHA512")),
         ("columns", ["op", "key"], "columns", ("op", "key")),
         ("include", "XATTRS, history", "include", ("xattrs", "history")),
@@ -203,9 +204,22 @@ def test_the_password_is_given_in_one_way(tmp_path, monkeypatch):
         parse(passwordFile=str(tmp_path / "none")).connection()
 
 
+def test_a_token_is_given_in_one_way_and_without_a_user():
+    for other in ("tokenFile", "username", "password", "passwordFile", "passwordEnv"):
+        with pytest.raises(ConfigError, match=rf"^token, {other}: give one of them") as caught:
+            parse(**{"token": "x", other: "y"})
+        assert caught.value.option == "token"
+    with pytest.raises(ConfigError, match=r"^tokenFile, username: give one of them"):
+        parse(tokenFile="f", username="u")
+    options = parse(token="hunter2").connection()
+    assert (options.token, options.token_file, options.name) == ("hunter2", None, "spark")
+    assert parse(tokenFile="f").connection().token_file == "f"
+
+
 def test_the_repr_shows_no_password():
-    options = parse(password="hunter2")
+    options = parse(password="hunter2", token=None)
     assert "hunter2" not in repr(options)
+    assert "hunter2" not in repr(parse(token="hunter2"))
     assert pickle.loads(pickle.dumps(options)) == options
     # Nor where none belongs.
     for address in ("couchbase://u:hunter2@h/travel", "couchbase://h/travel?x=hunter2"):

@@ -199,7 +199,7 @@ impl From<ConsumerError> for Failure {
 
 /// Options of the engine that have another name in Python.
 const IN_PYTHON: [(&str, &str); 4] =
-    [("acknowledge", "ack"), ("end", "until"), ("history", "include"), ("token", "batch")];
+    [("acknowledge", "ack"), ("end", "until"), ("history", "include"), ("batch_token", "batch")];
 
 /// What an option of the engine is called in Python.
 fn in_python(option: &str) -> &str {

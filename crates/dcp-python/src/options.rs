@@ -9,6 +9,7 @@ use dcp_consumer::{
     End, Filter, InitialDeletions, OnPurge, OnRollback, Pem, SrvTargets, Start, StreamOptions,
     TlsOptions,
 };
+use dcp_proto::consumer::Token;
 use dcp_proto::plan::{Limits, Offsets};
 use dcp_proto::topology::{Network, NetworkSelection};
 use dcp_proto::{Op, RowFilter};
@@ -21,7 +22,7 @@ use crate::arguments::{
     ANY, Arguments, DAY, VBUCKETS, conflict, integer, integer_in, invalid, one_of, wrong_type,
 };
 use crate::checkpoint::Checkpoint;
-use crate::credentials::callable;
+use crate::credentials::{callable, token_callable};
 use crate::error::Failure;
 use crate::producer::options as producer;
 use crate::schema::{Include, include, read_documents, table};
@@ -47,8 +48,8 @@ impl Connection {
         options.credentials = credentials(arguments)?;
         options.tls = tls(arguments)?;
         options.bucket = arguments.optional_text("bucket")?;
-        let timeout = options.connect_timeout;
         options.name = arguments.text("name", &options.name)?;
+        let timeout = options.connect_timeout;
         options.connect_timeout = arguments.seconds("connect_timeout", timeout, 0.001..=DAY)?;
         let keep = options.keep_connections;
         options.keep_connections = arguments.seconds("keep_connections", keep, 0.0..=DAY)?;
@@ -95,7 +96,41 @@ impl ConnectionSettings {
     }
 }
 
+/// The source of a token, unless none is given; nothing else may be given then.
+fn token(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>> {
+    let (given, file) = (arguments.optional("token")?, arguments.path("token_file")?);
+    let option = match (&given, &file) {
+        (None, None) => return Ok(None),
+        (Some(_), Some(_)) => return Err(conflict(&["token", "token_file"], "give one of them")),
+        (Some(_), None) => "token",
+        (None, Some(_)) => "token_file",
+    };
+    if arguments.optional("username")?.is_some() {
+        return Err(conflict(&[option, "username"], "a token names its user: give one of them"));
+    }
+    for other in ["password", "password_file", "credentials", "tls_certificate"] {
+        if arguments.optional(other)?.is_some() {
+            return Err(conflict(&[option, other], "give one of them"));
+        }
+    }
+    match (given, file) {
+        (Some(given), _) if given.is_callable() => Ok(Some(token_callable(given.unbind()))),
+        (Some(given), _) => {
+            let Ok(text) = given.extract::<String>() else {
+                return Err(wrong_type("token", &given, "text or a function"));
+            };
+            let token =
+                Token::new(text).map_err(|error| conflict(&["token"], error.to_string()))?;
+            Ok(Some(CredentialsSource::Token(token)))
+        }
+        (None, file) => Ok(file.map(CredentialsSource::TokenFile)),
+    }
+}
+
 fn credentials(arguments: &Arguments<'_>) -> PyResult<Option<CredentialsSource>> {
+    if let Some(token) = token(arguments)? {
+        return Ok(Some(token));
+    }
     let username = arguments.optional_text("username")?;
     let password = arguments.optional_text("password")?;
     let file = arguments.path("password_file")?;

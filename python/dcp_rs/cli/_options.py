@@ -268,12 +268,16 @@ def _take_connection(options: dict[str, Any]) -> None:
         connection["tls_key_password"] = os.environ.get(passphrase)
         if connection["tls_key_password"] is None:
             raise ConfigError("the variable is not set: set it", option="--tls-key-password-env")
-    if "username" not in connection and "tls_certificate" not in connection:
+    if not {"username", "tls_certificate", "token_file"} & connection.keys():
         raise ConfigError(
             f"no user is given: pass one, with the password in {PASSWORD_VARIABLE}, in"
             " another variable with --password-env or in a file with --password-file; or, with"
-            " couchbases://, pass --tls-certificate and --tls-key",
+            " couchbases://, pass --token-file, or --tls-certificate and --tls-key",
             option="--username",
+        )
+    if {"username", "token_file"} <= connection.keys():
+        raise ConfigError(
+            "a token names its user: pass one of them", option=("--token-file", "--username")
         )
     if "username" in connection:
         secret = _of_user(variable, file)
@@ -283,15 +287,20 @@ def _take_connection(options: dict[str, Any]) -> None:
         else:
             # Read for each connection: the password in it may change.
             connection["password_file"] = file
+    connection["name"] = click.get_current_context().info_name or "dcp-rs"
     options["connection"] = ConnectionOptions(**connection)
 
 
 _CONNECTION = {
-    connection["name"] = click.get_current_context().info_name or "dcp-rs"
     "connection_string": click.argument("connection_string", metavar="CONNSTR"),
     "bucket": _connection_option("--bucket", help="Bucket, if CONNSTR does not name it."),
     "username": _connection_option(
         "--username", help="User name, unless you use a client certificate."
+    ),
+    "token_file": _connection_option(
+        "--token-file",
+        metavar="FILE",
+        help="File with a token (JWT), instead of a user; with couchbases:// only.",
     ),
     "tls_ca": _connection_option(
         "--tls-ca",

@@ -139,6 +139,8 @@ def _reaching(seed: Seed, options: ConnectionOptions, *, is_tls: bool) -> Iterat
 
 
 def _user(options: ConnectionOptions) -> str:
+    if options.token_file is not None:
+        return "token"
     return options.username or "client certificate"
 
 
@@ -183,11 +185,15 @@ def _not_connected(
         yield Finding("bucket", bucket, "failed", str(error), advice)
         return
     if isinstance(error, AuthenticationError):
-        advice = (
-            "check the user name and password; LDAP and PAM users need couchbases://"
-            if options.username is not None
-            else "pass --username, or check that the cluster accepts this client certificate"
-        )
+        if options.token_file is not None:
+            advice = (
+                "put a token that has not expired into the file, and check that the cluster trusts"
+                " its issuer and has its user"
+            )
+        elif options.username is not None:
+            advice = "check the user name and password; LDAP and PAM users need couchbases://"
+        else:
+            advice = "pass --username, or check that the cluster accepts this client certificate"
         yield Finding("login", user, "failed", str(error), advice)
         return
     if isinstance(error, ConnectError | TimeoutError) and not is_listed:

@@ -41,8 +41,8 @@ class ReadOptions:
 
     Create them from a mapping with `dcp_rs.spark.ReadOptions.parse`. The name of an option is that
     of the field in camelCase, case-insensitive; a value is text or of the field's type. A pickle
-    contains the `password`: prefer `passwordFile` or `passwordEnv`, which every process resolves
-    for itself.
+    contains the `password` and the `token`: prefer `passwordFile`, `passwordEnv` or `tokenFile`,
+    which every process resolves for itself.
     """
 
     connection_string: str
@@ -56,6 +56,11 @@ class ReadOptions:
     """File with the password, on the driver and on every executor; a final newline is ignored."""
     password_env: str | None = None
     """Environment variable with the password, on the driver and on every executor."""
+    token: str | None = field(default=None, repr=False)
+    """JSON web token instead of a user, with `couchbases://`; valid until it expires. Not shown in
+    the repr."""
+    token_file: str | None = None
+    """File with the token, on the driver and on every executor; read again before it expires."""
     connect_timeout: float = ConnectionOptions.connect_timeout
     """Seconds in which a connection, and the first contact of a read, must succeed."""
     retry_timeout: float = ConnectionOptions.retry_timeout
@@ -193,6 +198,18 @@ class ReadOptions:
             raise ConfigError(
                 "give one of them", option=("password", "passwordFile", "passwordEnv")
             )
+        if self.token is not None or self.token_file is not None:
+            token = "token" if self.token is not None else "tokenFile"
+            others = {
+                "tokenFile": self.token_file if self.token is not None else None,
+                "username": self.username,
+                "password": self.password,
+                "passwordFile": self.password_file,
+                "passwordEnv": self.password_env,
+            }
+            for other, value in others.items():
+                if value is not None:
+                    raise ConfigError("give one of them", option=(token, other))
         with options_as_written():
             _dcp_rs.check_stream(self.stream())
 
@@ -211,6 +228,8 @@ class ReadOptions:
             username=self.username,
             password=password if self.password_file is None else None,
             password_file=self.password_file,
+            token=self.token,
+            token_file=self.token_file,
             bucket=self.bucket,
             connect_timeout=self.connect_timeout,
             retry_timeout=self.retry_timeout,
@@ -223,6 +242,7 @@ class ReadOptions:
             sasl_mechanisms=self.sasl_mechanisms,
             buffer_size=self.flow_control_buffer_bytes,
             compressed=self.compressed,
+            name="spark",
         )
 
     def table(self) -> dict[str, Any]:
@@ -242,7 +262,6 @@ class ReadOptions:
             for option, needs in needs_documents.items():
                 if needs:
                     raise ConfigError(
-            name="spark",
                         "needs documents: leave includeValue=false out", option=option
                     )
             columns = [name for name in named if name != "value"]

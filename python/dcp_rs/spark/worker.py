@@ -36,6 +36,8 @@ _CONNECTION = (
     "password",
     "password_file",
     "password_env",
+    "token",
+    "token_file",
     "connect_timeout",
     "tls_ca",
     "tls_certificate",

@@ -54,6 +54,9 @@ class EmbeddedCluster(Documents, Control):
         username: User name that clients authenticate with.
         password: Password that clients authenticate with.
         users: Other users, as `dcp_rs.testing.User`, who may only read.
+        token_key: Key of JSON web tokens, which clients can authenticate with over TLS, as with
+            Server 8.1: at least 32 bytes of text. Tokens are signed with HS256; their claim `sub`
+            is the user name.
         host: Address to listen on. If other machines can reach it (`0.0.0.0` for all), you must set
             a password other than the default.
         port: Port of the first node; the other nodes use the next ones. 0 lets the system choose.
@@ -100,6 +103,7 @@ class EmbeddedCluster(Documents, Control):
         username: str = "Administrator",
         password: str = "password",  # noqa: S107 - what a fresh server is usually given
         users: Sequence[User] | None = None,
+        token_key: str | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
         management_port: int = 0,
@@ -227,7 +231,7 @@ class EmbeddedCluster(Documents, Control):
             chosen = {"connection_string": address, "tls_ca": self.ca_file}
         if options.get("password_file") is not None:
             chosen["password"] = None
-        if options.get("credentials") is not None:
+        if any(options.get(name) is not None for name in ("credentials", "token", "token_file")):
             chosen |= {"username": None, "password": None}
         return Client(replace(self.connection_options, **(chosen | options)))
 

@@ -32,6 +32,7 @@ pub(crate) fn cluster(arguments: &Arguments<'_>) -> PyResult<ProducerOptions> {
         };
         options.users = given.try_iter()?.map(|each| user(each?)).collect::<PyResult<_>>()?;
     }
+    options.token_key = arguments.optional_text("token_key")?.map(String::into_bytes);
     let host = arguments.text("host", &options.host.to_string())?;
     options.host = host.parse().map_err(|_| {
         let value = PyString::new(arguments.py(), &host);
