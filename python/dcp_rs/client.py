@@ -116,7 +116,7 @@ class ConnectionOptions:
     noop_interval: float = 20.0
     buffer_size: int = 8 * 1024 * 1024
     compressed: bool = False
-    name: str = "python"
+    name: str = "client"
 
     def __post_init__(self) -> None:
         """Checks the options; connects to nothing.
@@ -208,7 +208,7 @@ def connect(
     noop_interval: float = 20.0,
     buffer_size: int = 8 * 1024 * 1024,
     compressed: bool = False,
-    name: str = "python",
+    name: str = "client",
 ) -> Client:
     """Connects to a bucket.
 

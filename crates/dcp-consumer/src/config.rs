@@ -116,7 +116,7 @@ pub struct ConnectOptions {
     /// this machine's name and the process id, in the server's logs and statistics.
     pub agent: String,
     /// What the connections are for, the last part of what they call themselves: 1 to 32 letters,
-    /// digits, `-`, `_` and `.`. Default `rust`.
+    /// digits, `-`, `_` and `.`. Default `client`.
     pub name: String,
     /// Which addresses of the nodes to use.
     pub network: NetworkSelection,
@@ -171,7 +171,7 @@ impl ConnectOptions {
             connect_timeout: Self::DEFAULT_CONNECT_TIMEOUT,
             tls: TlsOptions::default(),
             agent: concat!("dcp_rs:", env!("CARGO_PKG_VERSION")).to_owned(),
-            name: "rust".to_owned(),
+            name: "client".to_owned(),
             network: NetworkSelection::Auto,
             srv_targets: SrvTargets::SameDomain,
             keep_connections: Duration::ZERO,
