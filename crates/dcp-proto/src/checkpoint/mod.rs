@@ -11,9 +11,9 @@ mod error;
 mod filter;
 mod offsets;
 mod origin;
-mod together;
 #[cfg(test)]
 mod tests;
+mod together;
 
 use core::fmt;
 use std::sync::Arc;

@@ -98,7 +98,8 @@ mod tests {
     }
 
     fn at(seqno: u64, end: u64, epoch: u32, log: &[(u64, u64)]) -> Position {
-        let entry = |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
+        let entry =
+            |&(vbuuid, seqno)| FailoverEntry { vbuuid: Vbuuid(vbuuid), seqno: Seqno(seqno) };
         Position {
             seqno: Seqno(seqno),
             snapshot: Snapshot { start: Seqno(seqno), end: Seqno(end) },
