@@ -61,6 +61,11 @@ TARGET is one of
     )
 )
 @click.option(
+    "--deletes",
+    type=click.Choice(["remove", "mark"]),
+    help="What becomes of the row of a removed document (remove).",
+)
+@click.option(
     "--on-error",
     type=click.Choice(["reject", "fail"]),
     help="What to do with a change that the target cannot hold (reject: keep it in a table beside"

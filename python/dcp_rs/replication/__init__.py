@@ -168,6 +168,7 @@ def replicate(
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
     key_type: Literal["string", "binary"] = "string",
+    deletes: Literal["remove", "mark"] = "remove",
     on_error: Literal["reject", "fail"] | None = None,
     persisted_only: bool = False,
     on_purge: Literal["resync", "ignore"] = "resync",
@@ -205,6 +206,9 @@ def replicate(
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
             it, the column `value` has the JSON, and `_malformed` has documents that are not JSON.
         key_type: Type of the column `key`: `string`, or `binary` for keys that are not UTF-8.
+        deletes: What becomes of the row of a document that is removed or expires: `remove`, or
+            `mark`, which keeps the row without the document, with the time in `_deleted_at`. Only
+            for a table, which is filled with the documents that there are.
         on_error: What to do with a change that the target cannot hold, such as one whose key is
             not UTF-8. `reject`, the default, puts it into a table of rejects beside the target's,
             as `<table>_rejected`; in a table, the document's row is removed. `fail` raises a
@@ -245,6 +249,9 @@ def replicate(
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
     _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
     _checks.word("key_type", key_type, ("string", "binary"))
+    _checks.word("deletes", deletes, ("remove", "mark"))
+    if deletes == "mark" and mode == "log":
+        raise ConfigError("a log has a row for each deletion: leave it out", option="deletes")
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
@@ -268,7 +275,7 @@ def replicate(
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )
-    layout = partial(Layout.of, mode, document_schema, key_type)
+    layout = partial(Layout.of, mode, document_schema, key_type, deletes)
     written: Tables
     if tables is None:
         written = _one(target, settings, layout)

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS, DocumentSchema
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
-from dcp_rs.replication.target import IDENTITY
+from dcp_rs.replication.target import DELETED, IDENTITY
 from dcp_rs.schema import Schema
 
 if TYPE_CHECKING:
@@ -69,6 +69,7 @@ class Layout:
         mode: Mode,
         document_schema: str | pa.Schema | DocumentSchema | None,
         key_type: Literal["string", "binary"] = "string",
+        deletes: Literal["remove", "mark"] = "remove",
     ) -> Layout:
         """Creates the layout for a mode.
 
@@ -90,7 +91,7 @@ class Layout:
         names = tuple(name for name in decoded.names if name not in basic)
         for name in names:
             # As for other columns: some targets do not tell capitals from small letters.
-            if name.lower() == _GENERATION:
+            if name.lower() == _GENERATION or (deletes == "mark" and name.lower() == DELETED):
                 raise ConfigError(
                     f'the column "{name}" would appear twice: give a prefix, such as doc_',
                     option="document_schema",
@@ -112,6 +113,8 @@ class Layout:
             fields[place] = fields[place].with_type(pa.string())
         place = kept.index("epoch")
         fields.insert(place, pa.field(_GENERATION, pa.int32(), nullable=False))
+        marks = (DELETED,) if deletes == "mark" else ()
+        fields += [pa.field(name, pa.timestamp("us", tz="UTC")) for name in marks]
         if mode == "table":
             fields = [
                 each.with_nullable(False) if each.name in IDENTITY else each for each in fields
@@ -120,12 +123,17 @@ class Layout:
             options={"columns": [*columns, *_READ_ONLY], **given},
             read=read,
             schema=pa.schema([each.remove_metadata() for each in fields]),
-            documents=("value", *names)
+            documents=("value", *names, *marks)
             if keeps_text
-            else tuple(name for name in names if name != MALFORMED_FIELDS),
+            else (*(name for name in names if name != MALFORMED_FIELDS), *marks),
             keeps_text=keeps_text,
             notes=tuple(name for name in names if name in _NOTES),
         )
+
+    @property
+    def marks_deletes(self) -> bool:
+        """Whether the row of a removed document stays, and says when it was removed."""
+        return DELETED in self.schema.names
 
     @property
     def has_text_keys(self) -> bool:
@@ -152,6 +160,9 @@ class Layout:
     def rows(self, changes: pa.Table, generation: int) -> pa.Table:
         """Returns changes as rows of a target."""
         columns = {name: changes.column(name) for name in changes.column_names}
+        if self.marks_deletes:
+            is_removed = pc.not_equal(columns["op"], "mutation")
+            columns[DELETED] = pc.if_else(is_removed, columns["timestamp"], None)
         if "value" in self.schema.names:
             is_event = pc.equal(columns["op"], "system_event")
             is_json = pc.or_(is_event, pc.fill_null(pc.equal(columns["datatype"], "json"), False))
@@ -206,7 +217,13 @@ def vbuckets_in(vbuckets: Iterable[int]) -> str:
     return f"vbucket IN ({', '.join(map(str, sorted(vbuckets)))})"
 
 
-def reduce(changes: pa.Table, *, each_once: bool, keeps_dropped: bool = False) -> Reduced:
+def reduce(
+    changes: pa.Table,
+    *,
+    each_once: bool,
+    keeps_dropped: bool = False,
+    marks_deletes: bool = False,
+) -> Reduced:
     """Reduces changes, in the order of the stream, to what they leave of each document.
 
     Args:
@@ -214,6 +231,7 @@ def reduce(changes: pa.Table, *, each_once: bool, keeps_dropped: bool = False) -
         each_once: Whether each document is known to occur once.
         keeps_dropped: Whether the documents of a dropped collection stay until another collection
             begins. All changes are then about collections that had the same name.
+        marks_deletes: Whether removed documents count as written.
     """
     special = pc.is_in(changes["op"], pa.array(["rollback", "system_event"]))
     limits: Mapping[int, Mapping[int, int]] = {}
@@ -234,6 +252,9 @@ def reduce(changes: pa.Table, *, each_once: bool, keeps_dropped: bool = False) -
         changes = changes.filter(kept)
     if not each_once or limits:
         changes = newest(changes, IDENTITY)
+    if marks_deletes:
+        none = changes.slice(0, 0).select(IDENTITY)
+        return Reduced(changes, none, cleared, replaces_others=keeps_dropped)
     is_written = pc.equal(changes["op"], "mutation")
     return Reduced(
         changes.filter(is_written),

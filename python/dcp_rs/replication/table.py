@@ -295,7 +295,12 @@ class Table:
         if state.mode == "log":
             return self._of(changes, after)
         are_first = self._first.hold(changes)
-        reduced = reducing.reduce(changes, each_once=are_first, keeps_dropped=self._keeps_dropped)
+        reduced = reducing.reduce(
+            changes,
+            each_once=are_first,
+            keeps_dropped=self._keeps_dropped,
+            marks_deletes=self._layout.marks_deletes,
+        )
         deletes = reduced.deletes
         commit = self._of(reduced.written, after)
         if self._layout.has_text_keys:
@@ -315,6 +320,9 @@ class Table:
         rejected = changes.slice(0, 0)
         if self._layout.has_text_keys:
             changes, rejected = reducing.with_text_keys(changes)
+            if self._layout.marks_deletes:
+                # A document that was removed has no row to mark.
+                rejected = rejected.filter(pc.equal(rejected["op"], "mutation"))
         rows = self._layout.rows(changes, generation)
         return Commit(
             rows=rows,

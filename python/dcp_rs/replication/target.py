@@ -22,6 +22,9 @@ OnError = Literal["reject", "fail"]
 IDENTITY = ("collection_id", "key")
 """Columns that identify a document in a table."""
 
+DELETED = "_deleted_at"
+"""Column that says when a document was removed, if its row stays."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
@@ -139,6 +142,12 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     if state.mode != mode:
         raise ConfigError(f"the target is a {state.mode}, not a {mode}", option="mode")
     lost = sorted(set(state.documents) - set(schema.names))
+    if DELETED in lost and mode == "table":
+        raise ConfigError(
+            f"the table has {DELETED}, which would be wrong from now on: set it to mark, or"
+            " replicate to a new table",
+            option="deletes",
+        )
     if lost == [MALFORMED] and mode == "table":
         raise ConfigError(
             f"the table has {MALFORMED}, which would no longer be updated: "
