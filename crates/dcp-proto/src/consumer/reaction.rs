@@ -164,13 +164,12 @@ impl Reaction {
     #[must_use]
     pub const fn to(step: Step, status: Status) -> Self {
         match step {
-            Step::Hello => to_hello(status),
-            Step::ListMechanisms => in_set_up(status, Failure::Refused),
+            Step::Hello | Step::Open => to_hello_or_open(status),
+            Step::ListMechanisms => in_set_up(status),
             Step::Authenticate | Step::ProveIdentity => to_login(step, status),
             Step::SelectBucket => to_bucket(status),
             Step::ClusterMap => to_map_request(status),
             Step::Manifest => to_manifest_request(status),
-            Step::Open => to_open(status),
             Step::RequiredControl => to_required_control(status),
             Step::OptionalControl => to_optional_control(status),
             Step::StreamRequest => to_stream_request(status),
@@ -194,13 +193,13 @@ impl Reaction {
 
 /// What a request of the set-up that servers always grant leads to: on a client's first connection,
 /// only a server that says it is busy is waited for.
-const fn in_set_up(status: Status, failure: Failure) -> Reaction {
+const fn in_set_up(status: Status) -> Reaction {
     use StatusClass as C;
 
     match status.class() {
         C::Success => Reaction::Use,
         C::Temporary => Reaction::Retry,
-        C::Unsupported => Reaction::Fail(failure),
+        C::Unsupported => Reaction::Fail(Failure::Refused),
         C::Denied => Reaction::Fail(Failure::AccessDenied),
         C::Continues
         | C::Rollback
@@ -215,13 +214,14 @@ const fn in_set_up(status: Status, failure: Failure) -> Reaction {
         | C::Failed
         | C::Unreadable
         | C::Elsewhere
-        | C::Unknown => Reaction::RetryOnceConnected(failure),
+        | C::Unknown => Reaction::RetryOnceConnected(Failure::Refused),
     }
 }
 
-/// A proxy or a node that starts refuses what it granted before.
-const fn to_hello(status: Status) -> Reaction {
-    match in_set_up(status, Failure::Refused) {
+/// A proxy, or a node that has just started and does not know the user's privileges yet, refuses what
+/// was granted before.
+const fn to_hello_or_open(status: Status) -> Reaction {
+    match in_set_up(status) {
         Reaction::Fail(failure) | Reaction::RetryOnceConnected(failure) => {
             Reaction::RetryOnceGranted(failure)
         }
@@ -238,7 +238,7 @@ const fn to_login(step: Step, status: Status) -> Reaction {
         C::LoginRefused | C::Denied | C::NotFound => {
             Reaction::RetryOnceConnected(Failure::Authentication)
         }
-        _ => in_set_up(status, Failure::Refused),
+        _ => in_set_up(status),
     }
 }
 
@@ -253,7 +253,7 @@ const fn to_bucket(status: Status) -> Reaction {
         C::Unsupported if matches!(status, Status::NOT_SUPPORTED) => {
             Reaction::RetryOnceGranted(Failure::Unsupported)
         }
-        _ => in_set_up(status, Failure::Refused),
+        _ => in_set_up(status),
     }
 }
 
@@ -266,7 +266,7 @@ const fn to_map_request(status: Status) -> Reaction {
         C::Invalidated if matches!(status, Status::NO_BUCKET) => Reaction::Retry,
         C::Unsupported => Reaction::RetryOnceConnected(Failure::Refused),
         C::Denied => Reaction::RetryOnceConnected(Failure::AccessDenied),
-        _ => in_set_up(status, Failure::Refused),
+        _ => in_set_up(status),
     }
 }
 
@@ -277,13 +277,8 @@ const fn to_manifest_request(status: Status) -> Reaction {
     match status.class() {
         C::Manifest if matches!(status, Status::NO_COLLECTIONS_MANIFEST) => Reaction::GoWithout,
         C::Unsupported => Reaction::GoWithout,
-        _ => in_set_up(status, Failure::Refused),
+        _ => in_set_up(status),
     }
-}
-
-/// As to HELLO: a node that has just started may not know the user's privileges yet.
-const fn to_open(status: Status) -> Reaction {
-    to_hello(status)
 }
 
 /// Without the setting, the stream cannot do what it was asked for.
