@@ -201,6 +201,20 @@ fn token_that_has_no_successor_ends_the_connection_half_a_minute_later() {
 }
 
 #[test]
+fn token_that_has_no_successor_is_the_reason_and_not_the_silence_after_an_unanswered_noop() {
+    let config = ConnectionConfig { noop_interval: Some(secs(1)), ..config() };
+    let mut tokens = Tokens::with(&token(secs(10)), config);
+    for second in 1..=8 {
+        tokens.at(secs(second)).unwrap();
+        tokens.noop(7);
+    }
+    tokens.at(Duration::from_millis(8900)).unwrap();
+    tokens.noop(8);
+    tokens.at(secs(38)).unwrap();
+    assert_eq!(tokens.at(secs(39)), Err(ConnectionError::TokenExpired));
+}
+
+#[test]
 fn tk_09_token_that_the_server_refuses_ends_the_connection() {
     for status in [
         Status::AUTH_ERROR,

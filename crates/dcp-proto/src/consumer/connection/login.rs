@@ -247,6 +247,11 @@ impl Connection {
         self.login.as_deref().is_some_and(holds)
     }
 
+    /// Whether the connection waits for a valid token.
+    pub(super) fn is_without_token(&self) -> bool {
+        self.login.as_ref().is_some_and(|login| login.held_since.is_some())
+    }
+
     pub(super) fn advance_login(&mut self, now: Instant) -> Result<(), ConnectionError> {
         self.login.as_mut().map_or(Ok(()), |login| login.advance(now))
     }

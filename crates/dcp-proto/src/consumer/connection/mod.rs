@@ -473,6 +473,10 @@ impl Connection {
     }
 
     fn dead_at(&self) -> Option<Instant> {
+        // Whose noop is not answered sends no other: the login has a deadline of its own.
+        if self.is_without_token() {
+            return None;
+        }
         Some(noop::dead_at(self.heard_at, self.config.noop_interval?))
     }
 
