@@ -186,6 +186,21 @@ def test_a_served_cluster_keeps_to_its_limits(serve):
     assert b"--max-streams" in run("serve", "--max-streams", "0").stderr
 
 
+def test_a_key_of_tokens_that_is_given_to_a_served_cluster_is_read(serve, tmp_path):
+    authority, key = tmp_path / "ca.pem", tmp_path / "key"
+    key.write_text("the key of an issuer, of 32 bytes.\n")
+    _, facts = serve("--tls-ca", authority, "--token-key-file", key)
+    address = facts["tls_connection_string"]
+    with pytest.raises(dcp_rs.exceptions.AuthenticationError, match="refuses the token"):
+        dcp_rs.connect(address, bucket="default", token="x.y.z", tls_ca=authority)
+    key.unlink()
+    done = run("serve", "--tls-ca", authority, "--token-key-file", key)
+    assert (done.returncode, b"--token-key-file: the file cannot be read" in done.stderr) == (
+        1,
+        True,
+    )
+
+
 def test_a_certificate_that_is_given_to_a_served_cluster_is_read(tmp_path):
     done = run("serve", "--tls-certificate", tmp_path / "none", "--tls-key", tmp_path / "none")
     assert done.returncode == 1

@@ -228,11 +228,7 @@ def password(password_env: str | None, password_file: Path | None) -> str | None
     if password_env is not None and password_file is not None:
         raise click.UsageError("--password-env and --password-file: give one of them")
     if password_file is not None:
-        try:
-            return password_file.read_text("utf-8").rstrip("\r\n")
-        except (OSError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "not UTF-8"
-            raise ConfigError(f"the file cannot be read: {why}", option="--password-file") from None
+        return secret_in(password_file, "--password-file")
     if password_env is not None:
         value = os.environ.get(password_env)
         if value is None:
@@ -241,6 +237,19 @@ def password(password_env: str | None, password_file: Path | None) -> str | None
             )
         return value
     return None
+
+
+def secret_in(file: Path, option: str) -> str:
+    """Returns the text of a file with a secret, without its last line break.
+
+    Raises:
+        ConfigError: The file cannot be read.
+    """
+    try:
+        return file.read_text("utf-8").rstrip("\r\n")
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not UTF-8"
+        raise ConfigError(f"the file cannot be read: {why}", option=option) from None
 
 
 def _of_user(password_env: str | None, password_file: Path | None) -> str:

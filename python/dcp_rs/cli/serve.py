@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import _dcp_rs
-from dcp_rs.cli._options import file_name, output_options, password, password_options, specified
+from dcp_rs.cli._options import (
+    file_name,
+    output_options,
+    password,
+    password_options,
+    secret_in,
+    specified,
+)
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.testing import EmbeddedCluster, Limits, User
 
@@ -101,12 +108,19 @@ def _with_settings(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help='Users who may only read: [{"username": "reader", "password": "...", "reads": null}].',
 )
+@click.option(
+    "--token-key-file",
+    type=Path,
+    metavar="FILE",
+    help="File with the key of tokens (JWT) that clients may authenticate with over TLS.",
+)
 @click.option("--faults", type=file_name, metavar="FILE", help="JSON list of fault rules.")
 @output_options
 def serve(
     *,
     tls_ca: str | None,
     users: str | None,
+    token_key_file: Path | None,
     faults: str | None,
     password_env: str | None,
     password_file: Path | None,
@@ -132,6 +146,8 @@ def serve(
         settings["password"] = secret
     settings["tls"] = tls_ca is not None or "tls_certificate" in settings
     settings["users"] = _users(users)
+    if token_key_file is not None:
+        settings["token_key"] = secret_in(token_key_file, "--token-key-file")
     rules = _rules("--faults", faults)
     signals = _signals(with_hangup=faults is not None)
     with EmbeddedCluster(**settings, limits=Limits(**limits)) as cluster:
