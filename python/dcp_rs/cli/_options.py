@@ -296,7 +296,7 @@ def _take_connection(options: dict[str, Any]) -> None:
         else:
             # Read for each connection: the password in it may change.
             connection["password_file"] = file
-    connection["name"] = click.get_current_context().info_name or "dcp-rs"
+    connection.setdefault("name", click.get_current_context().info_name or "dcp-rs")
     options["connection"] = ConnectionOptions(**connection)
 
 
@@ -364,6 +364,11 @@ _CONNECTION = {
     ),
     "compressed": _connection_option(
         "--compressed", is_flag=True, help="Request compressed documents."
+    ),
+    "name": _connection_option(
+        "--name",
+        metavar="NAME",
+        help="What the connections are for, shown in the server's logs (the command).",
     ),
 }
 
