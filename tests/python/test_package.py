@@ -195,6 +195,7 @@ def test_the_extension_returns_types_and_no_tuples_or_dicts_of_fields():
         "__arrow_c_array__": "tuple[object, object]",
         "collection_lag": "dict[str, int | None]",
         "defaults": "dict[str, dict[str, Any]]",
+        "collections": "dict[str, int]",
         "high_seqnos": "dict[int, int]",
         "high_seqnos_async": "Pending[dict[int, int]]",
         "positions": "dict[int, Position]",

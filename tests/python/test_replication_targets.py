@@ -277,7 +277,7 @@ def test_json_and_variants_are_not_mixed_up(cluster, tmp_path):
     variant = f"{replica.url}?value_format=variant"
     with pytest.raises(ConfigError, match="value is JSON but must be VARIANT"):
         replicate(cluster, variant)
-    with pytest.raises(ConfigError, match="value_format: document_schema has no column value"):
+    with pytest.raises(ConfigError, match="value_format: the documents have no column value"):
         replicate(
             cluster, f"duckdb://{tmp_path}/other?value_format=variant", document_schema="n INT"
         )

@@ -182,7 +182,7 @@ def test_options_with_a_token_show_it_nowhere_and_can_be_pickled():
     assert pickle.loads(pickle.dumps(options)).token is short_lived
     options = dcp_rs.ConnectionOptions(**given, token_file="f")
     assert pickle.loads(pickle.dumps(options)).token_file == "f"
-    with pytest.raises(exceptions.ConfigError, match="or token_file") as caught:
+    with pytest.raises(exceptions.ConfigError, match="or a file with the token") as caught:
         pickle.dumps(dcp_rs.ConnectionOptions(**given, token=lambda: "x"))
     assert caught.value.option == "token"
 
