@@ -4,6 +4,7 @@ import threading
 import time
 
 import duckdb
+import pyarrow as pa
 import pytest
 
 import dcp_rs
@@ -11,6 +12,7 @@ import replicas
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import open_database
 from dcp_rs.replication.names import TableNames
+from dcp_rs.replication.tables import TablePerCollection
 
 LATER = 30.0
 
@@ -429,3 +431,23 @@ def test_a_table_far_behind_the_others_is_read_apart_from_them(cluster, written,
     assert_is_as(lake, written)
     assert done.tables["inventory__airline"].changes == 0
     assert done.tables["inventory__hotel"].changes == 1
+
+
+def test_a_collection_whose_name_the_stream_lacks_is_looked_for(cluster, written, tmp_path):
+    """As for changes that come before the manifest that names their collection."""
+    replica = replicas.OfMany(replicas.InDuckDB(tmp_path), "duckdb", "table")
+    routed = TablePerCollection._named
+
+    def nameless(self, number, changes):
+        for name in ("scope", "collection"):
+            place = changes.schema.get_field_index(name)
+            changes = changes.set_column(place, name, pa.nulls(len(changes), pa.string()))
+        return routed(self, number, changes)
+
+    with pytest.MonkeyPatch.context() as patched, Following(cluster, replica) as following:
+        patched.setattr(TablePerCollection, "_named", nameless)
+        following.wait(lambda progress: progress.phase == "following")
+        cluster.create_collection("inventory.route")
+        written.upsert("route", {"n": 1}, "inventory.route")
+        following.wait_for(121)
+    assert replica.documents() == written.documents()

@@ -194,9 +194,11 @@ class TablePerCollection:
         self._names = names
         self._make = make
         self._collections = collections
-        # IDs of the collections when a stream was last opened, and the name of each ID seen.
+        self._client: Client | None = None
+        # IDs of the collections when they were last looked for, and the name of each ID seen.
         self._ids: dict[str, int] = {}
         self._known: dict[int, str] = {}
+        self._nameless: set[int] = set()
         # Collection of each table, by the name that the target tells from others.
         self._taken: dict[str, str] = {}
         self._called: dict[str, str] = {}
@@ -234,7 +236,7 @@ class TablePerCollection:
 
     def _look(self, client: Client, *, is_first: bool = False) -> None:
         """Finds out which of the chosen collections there are."""
-        chosen = self._collections
+        chosen, self._client = self._collections, client
         try:
             found = client.collections(chosen)
         except ConfigError:
@@ -380,12 +382,17 @@ class TablePerCollection:
             if scope.is_valid and name.is_valid:
                 self._known[number] = f"{scope}.{name}"
                 return self._known[number]
-        # Dropped before its name was known: nothing of it is left.
-        return None
+        if self._client is None or number in self._nameless:
+            return None
+        self._look(self._client)
+        if number not in self._known:
+            # Dropped before its name was known: it has left nothing.
+            self._nameless.add(number)
+        return self._known.get(number)
 
     def _created(self, name: str, group: Group, parts: list[pa.Table]) -> Table | None:
         """Opens the table of a collection that was created since the stream was opened."""
-        if self._name(name) is None:
+        if not self._is_chosen(name) or self._name(name) is None:
             return None
         table = self._open(name)
         number = max(part["collection_id"][0].as_py() for part in parts)
