@@ -297,10 +297,13 @@ def test_a_named_collection_that_is_dropped_and_created_while_running_comes_back
         following.wait(lambda progress: progress.phase == "following")
         cluster.drop_collection("inventory.hotel")
         written.upsert("meanwhile", {"n": 1}, "inventory.airline")
-        following.wait_for(81)
+        following.wait(lambda progress: progress.phase == "following" and progress.changes == 81)
+        time.sleep(0.5)
+        following.wait(lambda progress: progress.phase == "following")
         cluster.create_collection("inventory.hotel")
         written.upsert("back", {"n": 1}, "inventory.hotel")
         following.wait_for(82)
+        assert following.progress[-1].changes == 82, "the other table was not read again"
     written.keys = {each for each in written.keys if each[0] != "_default._default"}
     assert replica.documents() == written.documents()
 

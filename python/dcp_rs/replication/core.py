@@ -131,6 +131,9 @@ class Replication:
             try:
                 if self._client_is_outdated:
                     self._reconnect()
+                loaded_apart = self._tables.to_load(self._client, group)
+                if loaded_apart:
+                    self._part(loaded_apart)
                 opening = partial(self._stream, until_now=group.until_now)
                 stream = self._tables.stream(group, self._client, opening)
                 break
@@ -263,10 +266,11 @@ class Replication:
         first.tables |= group.tables
         self._groups.remove(group)
 
-    def _part(self, group: Group, tables: dict[str | None, Table]) -> None:
+    def _part(self, tables: dict[str | None, Table]) -> None:
         """Has tables read by a stream of their own until they have caught up."""
-        for name in tables:
-            group.tables.pop(name, None)
+        for group in self._groups:
+            for name in tables:
+                group.tables.pop(name, None)
         names = [str(name) for name in tables]
         _log.info("%s read by a stream of their own", ", ".join(names))
         self._groups.append(Group(tables, names, self._new_buffer()))
@@ -289,7 +293,7 @@ class Replication:
         self._looked = now
         added = self._tables.added(self._client, self._groups)
         if added:
-            self._part(self._groups[0], added)
+            self._part(added)
 
     # ----- committing -----
 
@@ -329,7 +333,7 @@ class Replication:
         meter.bytes += changes.nbytes
         meter.rollbacks += len(reducing.rolled_back(changes))
         if lost:
-            self._part(group, lost)
+            self._part(lost)
         self._report()
 
     # ----- reporting -----

@@ -84,6 +84,8 @@ class Group:
         self.tables = tables
         self.collections = collections
         self.buffer = buffer
+        # Those of the collections that existed when the stream was opened.
+        self.reads = collections
         # Whether it reads up to what the bucket has now, and then ends.
         self.until_now = True
         self.phase: Literal["opening", "reading", "idle", "complete"] = "opening"

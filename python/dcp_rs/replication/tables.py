@@ -65,8 +65,11 @@ class Tables(Protocol):
     def stream(self, group: Group, client: Client, opening: Opening) -> ChangeStream | None:
         """Opens the stream of a group; `None` if there is nothing to read."""
 
+    def to_load(self, client: Client, group: Group) -> dict[str | None, Table]:
+        """Returns the tables of a group that have to be loaded, if others have not."""
+
     def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
-        """Returns tables of collections that no stream would notice."""
+        """Returns tables of collections that exist, and that no stream reads."""
 
     def route(
         self, changes: pa.Table, group: Group, groups: Iterable[Group]
@@ -135,6 +138,10 @@ class OneTable:
         stream = opening("earliest", group.collections)
         table.begin(stream.checkpoint())
         return stream
+
+    def to_load(self, _client: Client, _group: Group) -> dict[str | None, Table]:
+        """See `Tables`."""
+        return {}
 
     def added(self, _client: Client, _groups: Iterable[Group]) -> dict[str | None, Table]:
         """See `Tables`."""
@@ -224,7 +231,7 @@ class TablePerCollection:
             for name, table in tables.items()
             if table.state is not None
             and not table.state.is_loading
-            and table.why_anew(client.bucket_uuid, self._ids.get(name)) is None
+            and self._why_anew(table, client) is None
         }
         furthest = max(read.values(), default=0)
         first = {name for name, seqnos in read.items() if furthest - seqnos <= _FAR} or names
@@ -298,16 +305,15 @@ class TablePerCollection:
         for name in [name for name, table in group.tables.items() if table.state is None]:
             if name not in self._ids:
                 del group.tables[name]
-        names = self._existing(group)
+        names = group.reads = self._existing(group)
         if names == []:
             return None
         new: list[tuple[Table, int | None]] = []
         kept: list[Table] = []
         for name, table in group.tables.items():
-            number = self._ids.get(str(name))
-            why = None
+            number = self.collection_id(table)
             if table.state is not None:
-                why = table.why_anew(client.bucket_uuid, number)
+                why = self._why_anew(table, client)
                 if why is None:
                     kept.append(table)
                     continue
@@ -341,15 +347,44 @@ class TablePerCollection:
             name for name in group.collections if is_pattern(name) or _qualified(name) in self._ids
         ]
 
+    def to_load(self, client: Client, group: Group) -> dict[str | None, Table]:
+        """See `Tables`."""
+        self._look(client)
+        found = {
+            name: table
+            for name, table in group.tables.items()
+            if table.state is None or self._why_anew(table, client) is not None
+        }
+        kept = (table for name, table in group.tables.items() if name not in found)
+        # Tables whose load was interrupted are read on together with those that have nothing.
+        return found if any(not table.known.is_loading for table in kept) else {}
+
+    def _why_anew(self, table: Table, client: Client) -> str | None:
+        return table.why_anew(client.bucket_uuid, self.collection_id(table))
+
     def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
         """See `Tables`."""
         named = [_qualified(name) for name in self._collections or () if not is_pattern(name)]
-        there = {name for group in groups for name in group.tables}
-        if not named or all(name in self._ids and name in there for name in named):
+        read = {name: table for group in groups for name, table in self._read(group).items()}
+        if all(name in read for name in named):
             return {}
         self._look(client)
-        missing = [name for name in self._ids if name not in there and self._name(name)]
-        return {name: self._open(name) for name in missing}
+        known = {name: table for group in groups for name, table in group.tables.items()}
+        return {
+            name: known.get(name) or self._open(name)
+            for name in self._ids
+            if name not in read and self._name(name) is not None
+        }
+
+    def _read(self, group: Group) -> dict[str | None, Table]:
+        """Returns the tables of a group whose collections its stream has, or will have."""
+        if group.reads is None:
+            return group.tables
+        return {
+            name: table
+            for name, table in group.tables.items()
+            if any(matches(_qualified(each), str(name)) for each in group.reads)
+        }
 
     def route(
         self, changes: pa.Table, group: Group, groups: Iterable[Group]
