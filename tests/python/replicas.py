@@ -247,9 +247,8 @@ class OfMany:
         mode: Mode of the tables.
     """
 
-    tables = "collection"
-
     def __init__(self, database, kind, mode):
+        self.options = {"tables": "collection"}
         self.database, self.kind, self.mode = database, kind, mode
         self.url = database.url
 
@@ -331,7 +330,7 @@ def make_many(name, request, folder):
 def replicate(cluster, target, **options):
     """Replicates once, to a replica or to what `dcp_rs.replicate` takes as a target."""
     if isinstance(target, OfMany):
-        options = {"tables": target.tables} | options
+        options = target.options | options
     if isinstance(target, Replica | OfMany):
         options, target = {"mode": target.mode} | options, target.url
     with cluster.connect() as client:

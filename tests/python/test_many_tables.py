@@ -454,3 +454,15 @@ def test_a_collection_whose_name_the_stream_lacks_is_looked_for(cluster, written
         written.upsert("route", {"n": 1}, "inventory.route")
         following.wait_for(121)
     assert replica.documents() == written.documents()
+
+
+def test_a_rollback_to_before_the_end_of_a_collection_ends_it_again(cluster, written, replica):
+    replicas.replicate(cluster, replica)
+    cluster.drop_collection("inventory.hotel")
+    cluster.create_collection("inventory.hotel")
+    replicas.replicate(cluster, replica)
+    for vbucket, high in cluster.high_seqnos().items():
+        cluster.roll_back(vbucket, high - 2)
+    written.upsert("key_1", {"n": "new"}, "inventory.hotel")
+    replicas.replicate(cluster, replica)
+    assert replica.documents() == written.documents()

@@ -40,7 +40,7 @@ def writer(tmp_path_factory):
                 "url": replica.url,
                 "kill_at": kill_at,
                 "options": {"mode": replica.mode, "commit_rows": 60, "commit_interval": 60.0}
-                | ({"tables": replica.tables} if isinstance(replica, replicas.OfMany) else {}),
+                | (replica.options if isinstance(replica, replicas.OfMany) else {}),
             }
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
@@ -150,6 +150,7 @@ def test_tables_of_collections_equal_the_bucket_whichever_step_their_writer_dies
     kills = int(os.environ.get("DCP_STEPS", "3"))
     seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
     replica = replicas.make_many(kind, request, tmp_path)
+    replica.options |= {"on_drop": "drop" if seed % 2 else "empty"}
     trouble = Trouble(cluster, seed)
     story = [f"seed {seed}"]
     for _ in range(50):

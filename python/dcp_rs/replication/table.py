@@ -226,17 +226,15 @@ class Table:
             checkpoint=position,
         )
         removals = self._replaced
-        if is_caught_up and self.collection is not None:
-            # The ends of the others have been read, if the stream had them.
-            # One that has been created since is not.
+        # A log keeps its rows. After a rollback, it needs the ends of its collections again.
+        if is_caught_up and self.collection is not None and state.mode == "table":
             gone = [
                 each
                 for each in after.collection_ids
                 if (each in self._former if collection_id is None else each < collection_id)
             ]
             if gone and not (self._keeps_dropped and collection_id is None):
-                if state.mode == "table":
-                    removals = [*removals, f"collection_id <= {max(gone)}"]
+                removals = [*removals, f"collection_id <= {max(gone)}"]
                 left = tuple(each for each in after.collection_ids if each not in gone)
                 after = replace(after, collection_ids=left)
         unmoved = after if is_due else replace(after, checkpoint=state.checkpoint)
@@ -246,6 +244,10 @@ class Table:
         commit = replace(commit, removals=[*removals, *commit.removals])
         refuse(commit.rejects, commit.on_error)
         return Step(commit, reducing.count(changes, state.mode), len(rollbacks))
+
+    def has_none_newer(self) -> bool:
+        """Whether no collection has had its name since the stream was opened."""
+        return set(self.known.collection_ids) <= set(self._former)
 
     def committed(self, step: Step) -> None:
         """Notes that a commit was applied."""

@@ -455,7 +455,7 @@ class TablePerCollection:
         gone = [
             str(name)
             for name, table in group.tables.items()
-            if name not in self._ids and not table.known.collection_ids
+            if name not in self._ids and table.has_none_newer()
         ]
         for name in gone:
             _log.info("the table %s goes, as collection %s is gone", self._called[name], name)

@@ -52,6 +52,9 @@ class Counted:
             given = [(target._inner, commit) for target, commit in given]
         return self._counting(self._inner.commit, given)
 
+    def drop(self, target):
+        return self._counting(self._inner.drop, target._inner)
+
     def target(self, table):
         return Counted(self._inner.target(table), self._kill_at)
 
