@@ -348,11 +348,10 @@ def by_collection(changes: pa.Table) -> dict[int | None, pa.Table]:
     ends, values = runs.run_ends.to_pylist(), runs.values.to_pylist()
     if len(values) <= 1:
         return dict.fromkeys(values, changes)
-    # Sorting is stable.
-    changes = changes.combine_chunks().take(order)
-    starts = [0, *ends[:-1]]
+    changes, starts = changes.combine_chunks(), [0, *ends[:-1]]
+    # Sorting is stable. PyArrow 18 makes invalid text of slices, so each part has its own arrays.
     return {
-        value: changes.slice(start, end - start)
+        value: changes.take(order.slice(start, end - start))
         for value, start, end in zip(values, starts, ends, strict=True)
     }
 

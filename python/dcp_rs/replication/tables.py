@@ -391,10 +391,10 @@ class TablePerCollection:
     ) -> list[tuple[Table, pa.Table]]:
         """See `Tables`."""
         parts: dict[str, list[pa.Table]] = {}
-        about_all = changes.slice(0, 0)
+        about_all: list[pa.Table] = []
         for number, part in reducing.by_collection(changes).items():
             if number is None:
-                about_all = part.filter(reducing.is_rollback(part))
+                about_all = [part.filter(reducing.is_rollback(part))]
                 continue
             name = self._known.get(number) or self._named(number, part)
             if name is not None:
@@ -404,8 +404,9 @@ class TablePerCollection:
                 table = self._created(name, group, some)
                 if table is not None:
                     group.tables[name] = table
+        none = pa.Table.from_batches([], changes.schema)
         return [
-            (table, pa.concat_tables([about_all, *parts.get(str(name), ())]))
+            (table, pa.concat_tables([none, *about_all, *parts.get(str(name), ())]))
             for name, table in group.tables.items()
         ]
 
