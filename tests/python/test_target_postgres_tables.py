@@ -241,7 +241,9 @@ def test_a_table_that_cannot_be_kept_in_step_is_refused_as_it_is(cluster, table,
     for statement in prepare.split(";"):
         table.query(statement)
     every = "SELECT attrelid::regclass::text, attname FROM pg_attribute JOIN pg_class c"
-    every += " ON c.oid = attrelid WHERE relnamespace = current_schema()::regnamespace"
+    every += (
+        " ON c.oid = attrelid WHERE relnamespace = current_schema()::regnamespace ORDER BY 1, 2"
+    )
     before = table.query(every)
     with pytest.raises(ConfigError, match=message):
         replicate(cluster, table, document_schema="n BIGINT")
