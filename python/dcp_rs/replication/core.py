@@ -24,6 +24,7 @@ from dcp_rs.exceptions import BucketNotFoundError, ConfigError, StreamEndedError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.group import Buffer, Group
+from dcp_rs.replication.names import is_pattern
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.table import LostPosition
 
@@ -262,7 +263,8 @@ class Replication:
         """Has the first group's stream read the tables of another one, which has caught up."""
         first = self._groups[0]
         self._commit(first, is_due=True)
-        first.close()
+        # Its end tells whether the server still has what tables have beyond the stream's beginning.
+        self._catch_up(first)
         first.tables |= group.tables
         self._groups.remove(group)
 
@@ -283,7 +285,7 @@ class Replication:
             return True
         # Of a collection without wildcards, the stream does not have the one that replaces it.
         names = group.collections or []
-        has_plain_name = any(not {"*", "?"} & set(name) for name in names)
+        has_plain_name = not all(map(is_pattern, names))
         return has_plain_name and reducing.has_end_of_collection(batch)
 
     def _look(self, now: float) -> None:

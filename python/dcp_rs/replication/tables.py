@@ -424,6 +424,7 @@ class TablePerCollection:
         if number not in self._known:
             # Dropped before its name was known: it has left nothing.
             self._nameless.add(number)
+            _log.info("changes of collection %#x go to no table, since it was dropped", number)
         return self._known.get(number)
 
     def _created(self, name: str, group: Group, parts: list[pa.Table]) -> Table | None:
