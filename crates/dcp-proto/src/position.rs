@@ -69,10 +69,17 @@ impl Position {
 
     /// The snapshot range of a stream request from here. A complete snapshot collapses to its end:
     /// with its whole range, a branch that began inside it would cause a needless rollback.
+    ///
+    /// Some markers start at their first item. A request that starts there begins one below it: the
+    /// server takes a start at the snapshot's start for one before the snapshot, and would accept it
+    /// even if the rest, which may have replaced older versions, was lost in a failover.
     #[must_use]
     pub fn request_snapshot(&self) -> Snapshot {
-        if self.seqno == self.snapshot.end {
+        if self.is_snapshot_complete() {
             return Snapshot::at(self.seqno);
+        }
+        if self.seqno == self.snapshot.start {
+            return Snapshot { start: Seqno(self.seqno.0.saturating_sub(1)), ..self.snapshot };
         }
         self.snapshot
     }
@@ -102,6 +109,21 @@ mod tests {
     use dcp_wire::message::FailoverEntry;
 
     use super::*;
+
+    #[test]
+    fn requested_snapshot_begins_below_the_position() {
+        let within = |seqno, start, end| {
+            let snapshot = Snapshot { start: Seqno(start), end: Seqno(end) };
+            let position = Position { seqno: Seqno(seqno), snapshot, ..Position::EARLIEST };
+            let Snapshot { start, end } = position.request_snapshot();
+            (start.0, end.0)
+        };
+        assert_eq!(within(5, 4, 10), (4, 10));
+        assert_eq!(within(5, 5, 10), (4, 10), "its first item is at its start");
+        assert_eq!(within(10, 4, 10), (10, 10));
+        assert_eq!(within(0, 0, 10), (0, 10));
+        assert_eq!(within(0, 0, 0), (0, 0));
+    }
 
     #[test]
     fn branch_is_chosen_by_the_end_of_the_snapshot() {

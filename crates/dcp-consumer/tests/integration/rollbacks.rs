@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use dcp_consumer::{ChangeStream, End, ErrorKind, OnRollback, Start};
 use dcp_producer::{Producer, parse_rules};
-use dcp_proto::Rollback;
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_proto::{Rollback, Snapshot};
 use dcp_test::with;
 use dcp_wire::{Seqno, Vbid};
 use tokio::time::{sleep, timeout};
@@ -73,6 +73,32 @@ async fn rollback_right_after_a_restart_goes_to_the_newest_complete_snapshot() {
     assert_eq!((record.seqno, record.from_seqno, record.epoch), (Seqno(20), Seqno(30), 1));
     let rows: Vec<Row> = items[1..].iter().cloned().map(row).collect();
     assert_eq!((rows[0].seqno, rows.len()), (Seqno(21), 15), "nothing at or below 20 comes again");
+}
+
+#[tokio::test]
+async fn rollback_after_the_first_change_of_a_snapshot_goes_below_it() {
+    let producer = producer(1, 1).await;
+    let client = connect(&producer).await;
+    let options_from = |start| with(options(start, End::Never), |o| o.batch.max_rows = 1);
+    let mut stream = client.stream(options_from(Start::Earliest), Rows::default).await.unwrap();
+    write(&producer, 0..3);
+    take(&mut stream, 3).await;
+    write(&producer, 3..10);
+    take(&mut stream, 1).await;
+    let checkpoint = stream.checkpoint();
+    drop(stream);
+    let position = checkpoint.position(Vbid(0)).unwrap();
+    let snapshot = Snapshot { start: Seqno(4), end: Seqno(10) };
+    assert_eq!((position.seqno, position.snapshot), (Seqno(4), snapshot));
+    // A key at or below 4 may have its newest version above 7: the older one is the key's again.
+    producer.roll_back(Vbid(0), Seqno(7)).unwrap();
+    let mut stream =
+        client.stream(options_from(Start::Checkpoint(checkpoint)), Rows::default).await.unwrap();
+    let record = *rollback(&take(&mut stream, 1).await[0]);
+    assert_eq!((record.seqno, record.from_seqno, record.epoch), (Seqno(3), Seqno(4), 1));
+    let seqnos: Vec<_> =
+        take(&mut stream, 4).await.into_iter().map(|item| row(item).seqno.0).collect();
+    assert_eq!(seqnos, [4, 5, 6, 7]);
 }
 
 #[tokio::test]

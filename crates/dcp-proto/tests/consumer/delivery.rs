@@ -487,7 +487,7 @@ fn rule_10_clamped_stream_resumed_inside_a_snapshot_stays_below_its_end() {
 fn rule_10_stream_resumed_inside_the_snapshot_of_its_end_gets_the_rest() {
     // The rest may hold newer versions of keys at or below the end.
     for (end, snapshot, asked) in
-        [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 10), (5, (0, 5), 5), (3, (3, 10), 5)]
+        [(4, (0, 10), 10), (5, (0, 10), 10), (7, (0, 10), 10), (5, (0, 5), 5), (3, (3, 10), 10)]
     {
         let mut server = Harness::new(config());
         let request =

@@ -308,7 +308,7 @@ pub(crate) fn check(row: &Value) -> Result<(), String> {
 fn check_request(row: &Value, script: &Script, wanted: &Wanted) -> Result<(), String> {
     let request = script.requested();
     let (at, (from, to)) = (wanted.at, wanted.snapshot);
-    let snapshot = if at == to { (at, at) } else { (from, to) };
+    let snapshot = if at == to { (at, at) } else { (from.min(at.saturating_sub(1)), to) };
     same("asks for", (request.start, request.snapshot), (at, snapshot))?;
     let end = row["end"].as_u64().unwrap_or(u64::MAX).max(at);
     same("asks up to", request.end, end)?;

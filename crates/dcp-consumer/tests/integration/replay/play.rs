@@ -264,13 +264,7 @@ fn check_asked(name: &str, recorded: &Recorded, asked: &Asked) {
         // It asks for the newest seqno first, and then up to there.
         expected.end_seqno = asked.end_seqno;
     }
-    if expected.start_seqno == Seqno::ZERO {
-        expected.vbuuid = Vbuuid(0);
-    }
-    if expected.start_seqno == expected.snapshot.1 {
-        // A snapshot that is complete needs no beginning.
-        expected.snapshot.0 = expected.start_seqno;
-    }
+    as_this_consumer(&mut expected);
     assert!(asked.is_same_range(&expected), "{name}: asked {asked:?}");
     assert_eq!(asked.flags, StreamRequestFlags::ACTIVE_VB_ONLY, "{name}");
     if members(&expected).is_some() {
@@ -286,13 +280,23 @@ fn check_asked_again(name: &str, recorded: &Recorded, asked: &Asked) {
         let vbuuid = if to == Seqno::ZERO { Vbuuid(0) } else { first.vbuuid };
         expected = Asked { start_seqno: to, snapshot: (to, to), vbuuid, ..expected };
     }
-    if expected.start_seqno == expected.snapshot.1 {
-        expected.snapshot.0 = expected.start_seqno;
-    }
-    if expected.start_seqno == Seqno::ZERO {
-        expected.vbuuid = Vbuuid(0);
-    }
+    as_this_consumer(&mut expected);
     assert!(asked.is_same_range(&expected), "{name}: asked again {asked:?}");
+}
+
+/// Words a request as this consumer does.
+fn as_this_consumer(request: &mut Asked) {
+    let start = request.start_seqno;
+    if start == Seqno::ZERO {
+        request.vbuuid = Vbuuid(0);
+    }
+    if start == request.snapshot.1 {
+        // A snapshot that is complete needs no beginning.
+        request.snapshot.0 = start;
+    } else if start == request.snapshot.0 && start > Seqno::ZERO {
+        // It has an item of the snapshot.
+        request.snapshot.0 = Seqno(start.0 - 1);
+    }
 }
 
 /// Whether a refusal is for good: what was asked for is wrong.

@@ -190,10 +190,10 @@ impl Branch {
     }
 }
 
-/// Whether some but not all of the snapshot has been delivered. The server counts a position at its
-/// start as outside, and accepts it without the rest.
+/// Whether some but not all of the snapshot has been delivered: it becomes part of a position with
+/// its first item.
 fn has_part(position: &Position) -> bool {
-    position.snapshot.start < position.seqno && !position.is_snapshot_complete()
+    position.seqno > Seqno::ZERO && !position.is_snapshot_complete()
 }
 
 /// One vBucket's stream on one connection.
@@ -311,15 +311,13 @@ impl Stream {
 
     /// The end to request.
     ///
-    /// Inside a snapshot, the rest of it may hold newer versions of keys at or below an end in it,
-    /// even if the position is past the end. The position can also be past the end because the
-    /// server has lost changes since: then the answer is a rollback, whereas a request whose end is
-    /// below its start is malformed.
+    /// Inside a snapshot, the rest of it may hold newer versions of keys at or below the end, even if
+    /// the position is past the end, or the end is below the snapshot's first item. The position can
+    /// also be past the end because the server has lost changes since: then the answer is a rollback,
+    /// whereas a request whose end is below its start is malformed.
     pub(super) fn requested_end(&self) -> Seqno {
         let position = &self.position;
-        let needs_the_rest = self.clamp == Seqno::MAX
-            && position.snapshot.start < self.end_seqno
-            && has_part(position);
+        let needs_the_rest = self.clamp == Seqno::MAX && has_part(position);
         let least = if needs_the_rest { position.snapshot.end } else { position.seqno };
         self.end_seqno.max(least)
     }
