@@ -70,8 +70,11 @@ class BatchPolicy:
     Attributes:
         max_rows: Most rows in a batch.
         max_bytes: Size in bytes at which a batch ends, at most 16 MiB.
-        linger: How long the first row of a batch waits for more rows, in seconds. From 2 ms on,
-            data on a busy connection may collect for that long before it is read.
+        linger: How long the first row of a batch waits at most for more rows, in seconds. A stream
+            without an end waits so long only while changes come so fast that they would fill the
+            batch; other rows are handed over once nothing is left to read, under load after 5 ms.
+            From 2 ms on, data on a busy connection may collect for that long before it is read;
+            with less, every batch waits for `linger`.
 
     Raises:
         ConfigError: A limit is out of range.

@@ -103,8 +103,10 @@ pub struct BatchPolicy {
     /// Size of a batch in bytes above which it ends; one document may overshoot it. At most
     /// [`BatchPolicy::MAX_BYTES`].
     pub max_bytes: usize,
-    /// How long the first row of a batch waits for others. From 2 ms on, data of a busy connection
-    /// may gather that long before it is read.
+    /// How long the first row of a batch waits at most for others. A stream without an end waits so
+    /// long only while changes come so fast that they would fill the batch: others are handed over
+    /// once nothing is left to read, under load after 5 ms. From 2 ms on, data of a busy connection
+    /// may gather for that long before it is read; with less, every batch waits for `linger`.
     pub linger: Duration,
 }
 

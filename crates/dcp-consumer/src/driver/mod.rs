@@ -127,6 +127,7 @@ impl<S: BatchSink, IO: Gather> Driver<S, IO> {
             is_marked: false,
             commands: Vec::new(),
             open_streams: 0,
+            is_endless: false,
             opened_at: None,
             deferred: Vec::new(),
             is_clean: true,
@@ -145,6 +146,8 @@ struct Task<S: BatchSink, IO> {
     commands: Vec<Command>,
     /// Streams that have not ended.
     open_streams: usize,
+    /// Whether a stream without an end was opened.
+    is_endless: bool,
     /// When the open batch got its first row, or a position moved without one.
     opened_at: Option<Instant>,
     /// Reports that wait until the sink's rows are in the queue.
@@ -261,6 +264,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         match command {
             Command::Open { vbid, end_seqno, from } => {
                 let fallback = from.clone();
+                self.is_endless |= end_seqno == Seqno::MAX;
                 match self.driver.connection.machine.open_stream(vbid, end_seqno, *from) {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
@@ -365,8 +369,29 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
     /// When the open batch is delivered even if it is small: never while the application has
     /// another batch of this connection to take.
     fn linger_until(&self) -> Option<Instant> {
-        let at = self.opened_at?.checked_add(self.driver.policy.linger)?;
-        (!self.driver.shared.awaits_taking()).then_some(at)
+        let opened_at = self.opened_at?;
+        if self.driver.shared.awaits_taking() {
+            return None;
+        }
+        // Nobody waits for positions alone, nor for the first rows of a read that ends.
+        if !self.is_endless || (self.driver.sink.rows() == 0 && self.deferred.is_empty()) {
+            return opened_at.checked_add(self.driver.policy.linger);
+        }
+        self.pace.hand_over_at(opened_at, self.filled())
+    }
+
+    /// How full the open batch is, from 0 to 1.
+    #[allow(clippy::cast_precision_loss, reason = "an estimate")]
+    fn filled(&self) -> f64 {
+        let Driver { connection, sink, policy, .. } = &self.driver;
+        let share = |part: u64, whole: u64| part as f64 / whole.max(1) as f64;
+        let held = match self.window() {
+            0 => 0.0,
+            window => share(connection.machine.held() * 2, window),
+        };
+        share(sink.rows() as u64, policy.max_rows as u64)
+            .max(share(sink.size_bytes() as u64, policy.max_bytes as u64))
+            .max(held)
     }
 
     fn has_lingered(&self, now: Instant) -> bool {

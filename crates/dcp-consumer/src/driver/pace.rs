@@ -1,8 +1,12 @@
-//! How often a connection under load is read.
+//! How often a connection under load is read, and when a batch is handed over before it is full.
 //!
 //! A node writes a few changes at a time, a hundred thousand times a second. Waking up for each
 //! write costs more than reading it, and costs the node more than writing it. So once wake-ups are
 //! too frequent, data may gather for a moment, like interrupt moderation of network cards.
+//!
+//! A drained socket therefore does not mean that the node has no more to send. A batch stays open
+//! while more comes and would fill it at the present rate. Any other is handed over, under load after
+//! a moment, and otherwise at once: nothing is gained by keeping it open.
 
 use std::time::{Duration, Instant};
 
@@ -12,6 +16,12 @@ pub(super) const PAUSE: Duration = Duration::from_millis(1);
 /// Number of wake-ups within a [`PAUSE`] that is too many.
 const BUSY: u32 = 4;
 
+/// How long a batch stays open at least under load, and at most after the last data.
+pub(super) const LULL: Duration = Duration::from_millis(5);
+
+/// A batch is worth waiting for if it would be full within this many times its `linger`.
+const WORTH_FILLING: f64 = 4.0;
+
 /// Bytes that make a wake-up worthwhile.
 const WORTHWHILE: usize = 64 * 1024;
 
@@ -19,9 +29,14 @@ const WORTHWHILE: usize = 64 * 1024;
 #[derive(Debug)]
 pub(super) struct Pace {
     may_wait: bool,
+    linger: Duration,
     /// Bytes read since the last time no data was available.
     taken: usize,
     state: State,
+    /// When all available data was last read.
+    dry_at: Instant,
+    /// When wake-ups were last too frequent.
+    loaded_at: Option<Instant>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +53,14 @@ impl Pace {
     /// For batches with this `linger`: a pause is never longer than that.
     pub(super) fn new(linger: Duration, now: Instant) -> Self {
         let state = State::AtOnce { since: now, wakes: 0 };
-        Self { may_wait: linger >= 2 * PAUSE, taken: 0, state }
+        Self {
+            may_wait: linger >= 2 * PAUSE,
+            linger,
+            taken: 0,
+            state,
+            dry_at: now,
+            loaded_at: None,
+        }
     }
 
     /// Bytes were read.
@@ -68,6 +90,10 @@ impl Pace {
                 false
             }
         };
+        self.dry_at = now;
+        if is_loaded {
+            self.loaded_at = Some(now);
+        }
         let gathers = self.may_wait && is_loaded && has_room;
         if gathers {
             self.state = State::Gathers { until: now + PAUSE };
@@ -75,6 +101,26 @@ impl Pace {
             self.state = State::Due { at: now };
         }
         gathers
+    }
+
+    /// When a batch that is open since `opened_at` is handed over, of which `filled` is full: no
+    /// later than after `linger`.
+    pub(super) fn hand_over_at(&self, opened_at: Instant, filled: f64) -> Option<Instant> {
+        let latest = opened_at.checked_add(self.linger);
+        if !self.may_wait || self.taken > 0 {
+            return latest;
+        }
+        let worth = (filled * WORTH_FILLING).clamp(0.0, 1.0);
+        let mut filling =
+            Duration::try_from_secs_f64(self.linger.as_secs_f64() * worth).unwrap_or(Duration::MAX);
+        if self.loaded_at.is_some_and(|at| self.dry_at < at + LULL) {
+            filling = filling.max(LULL);
+        }
+        let lull = self.dry_at + LULL;
+        let at = opened_at.checked_add(filling).map_or(lull, |at| at.min(lull));
+        // A shorter wait cannot be timed.
+        let at = if at < self.dry_at + PAUSE { self.dry_at } else { at };
+        Some(latest.map_or(at, |latest| latest.min(at)))
     }
 
     /// Time until which data gathers.
@@ -196,6 +242,59 @@ mod tests {
     }
 
     #[test]
+    fn batch_is_handed_over_at_once_where_little_comes() {
+        let start = Instant::now();
+        let mut pace = Pace::new(LINGER, start);
+        for number in 1..100 {
+            let now = start + micros(500) * number;
+            pace.took(SMALL);
+            assert_eq!(pace.hand_over_at(now, 0.0005), Some(now + LINGER), "there may be more");
+            assert!(!pace.ran_dry(now, true));
+            assert_eq!(pace.hand_over_at(now, 0.0005), Some(now));
+        }
+    }
+
+    #[test]
+    fn batch_is_kept_open_while_it_fills() {
+        let start = Instant::now();
+        let mut pace = Pace::new(LINGER, start);
+        let now = start + Duration::from_millis(20);
+        assert!(!read(&mut pace, now, WORTHWHILE));
+        // At this rate, it would be full after 80 ms.
+        assert_eq!(pace.hand_over_at(start, 0.25), Some(now + LULL));
+        // After four times its linger, or more.
+        assert_eq!(pace.hand_over_at(start, 0.05), Some(now));
+        assert_eq!(pace.hand_over_at(start, 0.055), Some(start + Duration::from_millis(22)));
+    }
+
+    #[test]
+    fn batch_under_load_is_kept_open_for_a_lull() {
+        let (pace, now) = under_load();
+        assert_eq!(pace.hand_over_at(now, 0.0), Some(now + LULL));
+        assert_eq!(pace.hand_over_at(now - LULL, 0.0), Some(now));
+    }
+
+    #[test]
+    fn batch_is_handed_over_once_nothing_has_come_for_a_lull() {
+        let (pace, now) = under_load();
+        assert_eq!(pace.hand_over_at(now, 0.9), Some(now + LULL));
+        let old = now - LINGER;
+        assert_eq!(pace.hand_over_at(old, 0.9), Some(now), "never later than after its linger");
+    }
+
+    #[test]
+    fn first_data_after_a_lull_is_handed_over_at_once() {
+        let (mut pace, now) = under_load();
+        assert!(pace.is_due(now + PAUSE));
+        let soon = now + 3 * PAUSE;
+        assert!(!read(&mut pace, soon, SMALL));
+        assert_eq!(pace.hand_over_at(soon, 0.0), Some(soon + LULL), "the load may go on");
+        let late = now + LULL;
+        assert!(!read(&mut pace, late, SMALL));
+        assert_eq!(pace.hand_over_at(late, 0.0), Some(late));
+    }
+
+    #[test]
     fn pace_gathers_nothing_for_a_reader_that_lingers_less() {
         let now = Instant::now();
         for linger in [Duration::ZERO, PAUSE] {
@@ -203,6 +302,7 @@ mod tests {
             for _ in 0..100 {
                 pace.took(SMALL);
                 assert!(!pace.asks() && !pace.ran_dry(now, true), "{linger:?}");
+                assert_eq!(pace.hand_over_at(now, 0.0), Some(now + linger));
             }
         }
     }

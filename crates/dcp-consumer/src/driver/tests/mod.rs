@@ -3,6 +3,7 @@
 mod bulk;
 mod rig;
 
+use std::future::poll_fn;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -39,14 +40,16 @@ async fn batch_is_cut_by_rows() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn batch_is_cut_by_lingering_but_not_while_another_waits() {
+async fn batch_is_cut_once_nothing_comes_but_not_while_another_waits() {
     let linger = Duration::from_millis(100);
-    let mut server = Server::start(BatchPolicy { linger, ..BatchPolicy::default() }).await;
+    let mut server = Server::start_endless(BatchPolicy { linger, ..BatchPolicy::default() }).await;
     server.marker().await;
+    tokio::time::sleep(linger).await;
     let began = now();
     server.rows([1]).await;
     let first = server.batch().await;
-    assert_eq!((first.batch, now() - began), (vec![1], linger));
+    // It fills a tenth of the window.
+    assert_eq!((first.batch, now() - began), (vec![1], pace::LULL), "nothing else comes");
     server.rows([2]).await;
     tokio::time::sleep(linger * 2).await;
     server.rows([3]).await;
@@ -56,11 +59,11 @@ async fn batch_is_cut_by_lingering_but_not_while_another_waits() {
     let taken = now();
     assert_eq!(server.batch().await.batch, [2], "waits to be taken");
     assert_eq!(server.batch().await.batch, [3, 4], "grew meanwhile");
-    assert_eq!(now() - taken, Duration::ZERO, "it has lingered long enough");
+    assert_eq!(now() - taken, Duration::ZERO, "nothing comes");
 }
 
 #[tokio::test(start_paused = true)]
-async fn batch_may_linger_for_ever() {
+async fn batch_of_a_read_with_an_end_may_linger_for_ever() {
     let policy = BatchPolicy { max_rows: 3, linger: Duration::MAX, ..BatchPolicy::default() };
     let mut server = Server::start(policy).await;
     server.marker().await;
@@ -70,6 +73,28 @@ async fn batch_may_linger_for_ever() {
     assert!(server.queue.is_empty(), "the second is open");
     server.rows(5..=6).await;
     assert_eq!(server.batch().await.batch, [4, 5, 6]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_that_fills_waits_for_its_linger_and_any_other_does_not() {
+    // A row each 4 ms fills it after nine, half of the window.
+    for (linger, waits) in [(20, 20), (4, 2)] {
+        let linger = Duration::from_millis(linger);
+        let mut server =
+            Server::start_endless(BatchPolicy { linger, ..BatchPolicy::default() }).await;
+        server.marker().await;
+        tokio::time::sleep(linger).await;
+        let began = now();
+        for row in 1.. {
+            server.rows([row]).await;
+            let batch = poll_fn(|context| server.queue.poll_pop(context));
+            if timeout(Duration::from_millis(4), batch).await.is_ok() {
+                break;
+            }
+        }
+        let waited = (now() - began).as_millis();
+        assert!(waits <= waited && waited <= waits + 1, "{linger:?}: {waited} ms");
+    }
 }
 
 #[tokio::test(start_paused = true)]

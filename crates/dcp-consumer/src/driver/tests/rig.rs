@@ -181,9 +181,18 @@ impl<H: Hook> Gather for Pipe<H> {
 }
 
 impl Server {
-    /// With vBucket 0 streaming.
+    /// With vBucket 0 streaming, up to a far end.
     pub(super) async fn start(policy: BatchPolicy) -> Self {
         Self::start_over(policy, Delivery::default(), ()).await
+    }
+
+    /// The same, with vBucket 1 streaming without an end.
+    pub(super) async fn start_endless(policy: BatchPolicy) -> Self {
+        let mut server = Self::start(policy).await;
+        let opaque = server.opaque;
+        server.open_until(Vbid(1), Seqno::MAX).await;
+        server.opaque = opaque;
+        server
     }
 
     /// The same, over another kind of pipe and with another delivery.
@@ -230,8 +239,12 @@ impl Server {
     }
 
     pub(super) async fn open(&mut self, vbid: Vbid) {
+        self.open_until(vbid, Seqno(1 << 40)).await;
+    }
+
+    async fn open_until(&mut self, vbid: Vbid, end_seqno: Seqno) {
         let from = Box::new(StreamPosition::new(Position::EARLIEST));
-        self.commands.send(Command::Open { vbid, end_seqno: Seqno::MAX, from }).unwrap();
+        self.commands.send(Command::Open { vbid, end_seqno, from }).unwrap();
         let (opcode, opaque, _) = self.receive().await;
         assert_eq!(opcode, Opcode::DCP_STREAM_REQ);
         self.opaque = opaque;
