@@ -54,8 +54,10 @@ mod values;
 mod xattrs;
 
 pub use document::{
-    DdlError, DocumentSchema, MALFORMED, MALFORMED_FIELDS, MalformedKind, MalformedTally,
-    OnMalformed, ValueFormat, json_depth,
+    DdlError, DocumentDecoder, DocumentSchema, EXTRA, FLAGS, GivenDocuments, GivenKind,
+    HAS_MALFORMED, HAS_UNMAPPED, IS_MALFORMED, MALFORMED, MALFORMED_FIELDS, MalformedKind,
+    MalformedTally, Names, Nested, Observations, ObservedField, OnMalformed, ValueFormat,
+    json_depth,
 };
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};

@@ -17,6 +17,7 @@ mod classes;
 mod client;
 mod credentials;
 mod decode;
+mod documents;
 mod error;
 mod options;
 mod planner;
@@ -40,6 +41,8 @@ mod _dcp_rs {
     use super::client::Client;
     #[pymodule_export]
     use super::decode::{decode, json_depth, wanted};
+    #[pymodule_export]
+    use super::documents::{DocumentDecoder, Inference};
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]

@@ -115,7 +115,7 @@ pub(super) enum Builder {
 }
 
 impl Builder {
-    fn new(kind: &Kind, rows: usize) -> Self {
+    pub(super) fn new(kind: &Kind, rows: usize) -> Self {
         match kind {
             Kind::Boolean => Self::Boolean(Primitive::new(rows)),
             Kind::Byte => Self::Byte(Primitive::new(rows)),

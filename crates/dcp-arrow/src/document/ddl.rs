@@ -1,6 +1,7 @@
 //! Parses schemas in Spark SQL's syntax: `name STRING, geo STRUCT<lat: DOUBLE>`.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::iter::Peekable;
 use std::str::CharIndices;
 
@@ -71,6 +72,35 @@ pub(super) fn parse(text: &str) -> Result<Vec<Field>, DdlError> {
     }
     parser = before;
     parser.fields(None, 1)
+}
+
+/// The text of fields, with a sign between each name and type.
+pub(super) fn fields(fields: &[Field], sign: &str) -> String {
+    let text = |field: &Field| format!("{}{sign}{}", quoted(&field.name), field.kind);
+    fields.iter().map(text).collect::<Vec<_>>().join(", ")
+}
+
+/// A name, in backticks if it needs them.
+fn quoted(name: &str) -> String {
+    if name.chars().all(|char| char.is_alphanumeric() || char == '_') {
+        return name.to_owned();
+    }
+    format!("`{}`", name.replace('`', "``"))
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Decimal { precision, scale } => write!(f, "DECIMAL({precision}, {scale})"),
+            Self::Array(element) => write!(f, "ARRAY<{element}>"),
+            Self::Map(value) => write!(f, "MAP<STRING, {value}>"),
+            Self::Struct(members) => write!(f, "STRUCT<{}>", fields(members, ": ")),
+            _ => {
+                let name = SIMPLE.iter().find(|(_, kind)| kind == self).map(|(name, _)| *name);
+                f.write_str(name.unwrap_or("STRING"))
+            }
+        }
+    }
 }
 
 #[derive(Clone)]

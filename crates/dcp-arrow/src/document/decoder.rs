@@ -21,6 +21,8 @@ pub(super) struct Decoder {
     /// Total decoded size of the documents in bytes.
     len_bytes: usize,
     width: usize,
+    is_exact: bool,
+    has_unmapped: bool,
 }
 
 impl Decoder {
@@ -28,7 +30,27 @@ impl Decoder {
         let fields = Objects::new(&schema.fields, rows);
         let width = fields.columns.iter().map(Builder::width).sum();
         let schema = schema.clone();
-        Self { schema, fields, rows: 0, scratch: Vec::new(), len_bytes: 0, width }
+        Self {
+            schema,
+            fields,
+            rows: 0,
+            scratch: Vec::new(),
+            len_bytes: 0,
+            width,
+            is_exact: false,
+            has_unmapped: false,
+        }
+    }
+
+    /// The same; with `is_exact`, a number that its column would round does not fit.
+    pub(super) fn exact_if(mut self, is_exact: bool) -> Self {
+        self.is_exact = is_exact;
+        self
+    }
+
+    /// Whether the last document had a field, other than null, that is no column.
+    pub(super) const fn has_unmapped(&self) -> bool {
+        self.has_unmapped
     }
 
     /// Total decoded size of the documents in bytes.
@@ -43,13 +65,15 @@ impl Decoder {
         document: &[u8],
         notes: Option<&mut MalformedFields>,
     ) -> Result<()> {
+        self.has_unmapped = false;
         if let Err(error) = std::str::from_utf8(document) {
             self.push_null();
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
         }
         let scratch = std::mem::take(&mut self.scratch);
-        let mut reader = Reader::new(document, MAX_DOCUMENT_BYTES, scratch);
+        let mut reader = Reader::new(document, MAX_DOCUMENT_BYTES, scratch).exact_if(self.is_exact);
         let mut read = reader.document(&mut self.fields, self.rows);
+        self.has_unmapped = reader.has_unmapped();
         let mut rest;
         (rest, self.scratch) = reader.into_rest();
         if let (Err(_), Some(notes)) = (&read, notes) {
@@ -76,8 +100,10 @@ impl Decoder {
         let schema = self.schema.clone();
         let scratch = std::mem::take(&mut self.scratch);
         let whole = whole_pairs(document);
-        let mut reader = PartialReader::new(document, &whole, MAX_DOCUMENT_BYTES, scratch, notes);
+        let mut reader = PartialReader::new(document, &whole, MAX_DOCUMENT_BYTES, scratch, notes)
+            .exact_if(self.is_exact);
         let read = reader.document(&mut self.fields, &schema.fields, self.rows);
+        self.has_unmapped = reader.has_unmapped();
         let rest;
         (rest, self.scratch) = reader.into_rest();
         if read.is_err() {

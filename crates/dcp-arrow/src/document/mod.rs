@@ -21,9 +21,11 @@ mod batch;
 mod builders;
 mod ddl;
 mod decoder;
+mod given;
 mod malformed;
 mod malformed_fields;
 mod numbers;
+mod observed;
 mod partial;
 mod primitives;
 mod reader;
@@ -31,6 +33,7 @@ mod skip;
 mod tally;
 mod timestamps;
 mod variant;
+mod widen;
 
 use std::collections::HashMap;
 use std::fmt;
@@ -40,8 +43,14 @@ use arrow_schema::{DataType, Field as ArrowField, Fields, TimeUnit};
 
 pub(crate) use batch::{Decoded, Formats, Rows, decode};
 pub use ddl::DdlError;
+pub use given::{
+    DocumentDecoder, EXTRA, FLAGS, GivenDocuments, GivenKind, HAS_MALFORMED, HAS_UNMAPPED,
+    IS_MALFORMED,
+};
+pub use observed::{Nested, Observations, ObservedField};
 pub use skip::json_depth;
 pub use tally::{MalformedKind, MalformedTally};
+pub use widen::Names;
 
 /// Format of the `value` column.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -202,6 +211,12 @@ impl DocumentSchema {
     /// Names of the fields in order.
     pub fn names(&self) -> impl ExactSizeIterator<Item = &str> {
         self.fields.iter().map(|field| field.name.as_str())
+    }
+
+    /// The text that [`parse`](Self::parse) reads.
+    #[must_use]
+    pub fn to_ddl(&self) -> String {
+        ddl::fields(&self.fields, " ")
     }
 
     /// The columns as Arrow fields.

@@ -116,6 +116,80 @@ pub(super) fn plain_decimal(text: &[u8]) -> Option<(i128, u8, u8)> {
     Some((number, u8::try_from(significant.max(1)).ok()?, scale))
 }
 
+/// The JSON number `text` as [`decimal`] reads it; `None` if it would be rounded.
+pub(super) fn exact_decimal(text: &[u8], precision: u8, scale: u8) -> Option<i128> {
+    let extent = Extent::of(text)?;
+    if extent.fraction_digits > u64::from(scale) {
+        return None;
+    }
+    decimal(text, precision, scale)
+}
+
+/// The JSON number `text` as a double whose shortest text is the same number; `None` if there is
+/// none.
+pub(super) fn exact_double(text: &[u8]) -> Option<f64> {
+    /// Decimal digits that every double keeps.
+    const KEPT: u64 = 15;
+    /// Decimal exponents that no such number exceeds.
+    const LARGE: u64 = 290;
+    let number: f64 = std::str::from_utf8(text).ok()?.parse().ok()?;
+    if !number.is_finite() {
+        return None;
+    }
+    let extent = Extent::of(text)?;
+    if extent.significant_digits <= KEPT
+        && extent.whole_digits <= LARGE
+        && extent.fraction_digits <= LARGE
+    {
+        return Some(number);
+    }
+    let shortest = format!("{number:e}");
+    (significant(text)? == significant(shortest.as_bytes())?).then_some(number)
+}
+
+/// How many digits a number has, without zeros that do not change it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Extent {
+    /// Digits before the point.
+    pub(super) whole_digits: u64,
+    /// Digits after the point.
+    pub(super) fraction_digits: u64,
+    /// Digits from the first that is not zero to the last.
+    significant_digits: u64,
+}
+
+impl Extent {
+    /// The extent of a JSON number; `None` if it is none.
+    pub(super) fn of(text: &[u8]) -> Option<Self> {
+        let digits = Digits::new(text)?;
+        let Some(first) = digits.iter().position(|digit| digit != 0) else {
+            return Some(Self::default());
+        };
+        let last = digits.iter().enumerate().filter(|(_, digit)| *digit != 0).last()?.0;
+        let point = i64::try_from(digits.whole.len()).ok()? + digits.exponent;
+        let (first, last) = (i64::try_from(first).ok()?, i64::try_from(last).ok()?);
+        let count = |digits: i64| u64::try_from(digits).unwrap_or_default();
+        Some(Self {
+            whole_digits: count(point - first),
+            fraction_digits: count(last + 1 - point),
+            significant_digits: count(last + 1 - first),
+        })
+    }
+}
+
+/// A number's sign, its digits without zeros around them, and the exponent of the first.
+fn significant(text: &[u8]) -> Option<(bool, Vec<u8>, i64)> {
+    let digits = Digits::new(text)?;
+    let all: Vec<u8> = digits.iter().collect();
+    let Some(first) = all.iter().position(|digit| *digit != 0) else {
+        return Some((false, Vec::new(), 0));
+    };
+    let last = all.iter().rposition(|digit| *digit != 0)?;
+    let exponent = i64::try_from(digits.whole.len()).ok()? + digits.exponent;
+    let exponent = exponent - i64::try_from(first).ok()?;
+    Some((digits.is_negative, all.get(first..=last)?.to_vec(), exponent))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -162,6 +236,27 @@ mod tests {
         }
         let long = format!("0.{}1", "0".repeat(100_000));
         assert_eq!(decimal(long.as_bytes(), 38, 38), Some(0));
+    }
+
+    #[test]
+    fn numbers_are_exact_if_no_digit_is_lost() {
+        for (text, double, decimal) in [
+            ("0.1", true, Some(10)),
+            ("0.10000000000000001", false, None),
+            ("9007199254740992", true, Some(900_719_925_474_099_200)),
+            ("9007199254740993", false, Some(900_719_925_474_099_300)),
+            ("1e300", true, None),
+            ("1.50", true, Some(150)),
+            ("1.505", true, None),
+            ("-0.0", true, Some(0)),
+            ("5e-1", true, Some(50)),
+            ("123456789012345680", true, Some(12_345_678_901_234_568_000)),
+            ("1e400", false, None),
+            ("1e-400", false, None),
+        ] {
+            assert_eq!(exact_double(text.as_bytes()).is_some(), double, "{text}");
+            assert_eq!(exact_decimal(text.as_bytes(), 38, 2), decimal, "{text}");
+        }
     }
 
     #[test]

@@ -25,6 +25,8 @@ pub(super) struct PartialReader<'j, 's> {
     scratch: Vec<u8>,
     path: Vec<Step<'s>>,
     notes: &'s mut MalformedFields,
+    is_exact: bool,
+    has_unmapped: bool,
 }
 
 /// A key of an object; `None` if it has half a surrogate pair.
@@ -39,7 +41,19 @@ impl<'j, 's> PartialReader<'j, 's> {
         scratch: Vec<u8>,
         notes: &'s mut MalformedFields,
     ) -> Self {
-        Self { document, json: Jiter::new(whole), budget, scratch, path: Vec::new(), notes }
+        let (json, path) = (Jiter::new(whole), Vec::new());
+        Self { document, json, budget, scratch, path, notes, is_exact: false, has_unmapped: false }
+    }
+
+    /// See [`Reader::exact_if`].
+    pub(super) const fn exact_if(mut self, is_exact: bool) -> Self {
+        self.is_exact = is_exact;
+        self
+    }
+
+    /// See [`Reader::has_unmapped`].
+    pub(super) const fn has_unmapped(&self) -> bool {
+        self.has_unmapped
     }
 
     /// Returns the rest of the budget and the scratch memory.
@@ -150,8 +164,9 @@ impl<'j, 's> PartialReader<'j, 's> {
         skip(&mut self.json, peek)?;
         let text = self.since(start);
         let scratch = std::mem::take(&mut self.scratch);
-        let mut reader = Reader::new(text, self.budget, scratch);
+        let mut reader = Reader::new(text, self.budget, scratch).exact_if(self.is_exact);
         let read = reader.read(column, peek);
+        self.has_unmapped |= reader.has_unmapped();
         (self.budget, self.scratch) = reader.into_rest();
         match read {
             Ok(()) => Ok(()),
@@ -190,7 +205,10 @@ impl<'j, 's> PartialReader<'j, 's> {
                     }
                     guess = found.map_or(0, |index| index + 1);
                 }
-                _ => self.skip()?,
+                _ => {
+                    self.has_unmapped |= self.json.peek()? != Peek::Null;
+                    self.skip()?;
+                }
             }
             next = self.next_key()?;
         }

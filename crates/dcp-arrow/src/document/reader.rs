@@ -21,12 +21,27 @@ pub(super) struct Reader<'j> {
     json: Jiter<'j>,
     /// Remaining memory budget of the document in bytes.
     budget: usize,
+    /// Whether a number that its column would round does not fit.
+    is_exact: bool,
+    has_unmapped: bool,
 }
 
 impl<'j> Reader<'j> {
     /// Reads UTF-8 text; `scratch` is reused memory.
     pub(super) fn new(text: &'j [u8], budget: usize, scratch: Vec<u8>) -> Self {
-        Self { json: Jiter::with_tape(text, scratch), budget }
+        let json = Jiter::with_tape(text, scratch);
+        Self { json, budget, is_exact: false, has_unmapped: false }
+    }
+
+    /// The same; with `is_exact`, a number that its column would round does not fit.
+    pub(super) const fn exact_if(mut self, is_exact: bool) -> Self {
+        self.is_exact = is_exact;
+        self
+    }
+
+    /// Whether an object had a field, other than null, that is no column.
+    pub(super) const fn has_unmapped(&self) -> bool {
+        self.has_unmapped
     }
 
     /// Returns the rest of the budget and the scratch memory.
@@ -141,6 +156,11 @@ impl<'j> Reader<'j> {
         if !peek.is_num() {
             return Err(self.malformed(Problem::Expected("a number")));
         }
+        if self.is_exact {
+            let expected = "a number that a DOUBLE holds";
+            let number = numbers::exact_double(self.number(peek, expected)?);
+            return number.ok_or_else(|| self.malformed(Problem::Expected(expected)));
+        }
         let number = self.json.known_float(peek)?;
         if number.is_finite() {
             return Ok(number);
@@ -158,16 +178,17 @@ impl<'j> Reader<'j> {
 
     fn decimal(&mut self, peek: Peek, precision: u8, scale: u8) -> Result<i128> {
         let expected = "a number that fits the DECIMAL";
+        let decimal = if self.is_exact { numbers::exact_decimal } else { numbers::decimal };
         let number = if peek == Peek::String {
             // Amounts of money are often written as strings.
             let mut text = Jiter::new(self.json.known_str()?.as_bytes());
             let number = match text.next_number_bytes() {
-                Ok(number) => numbers::decimal(number, precision, scale),
+                Ok(number) => decimal(number, precision, scale),
                 Err(_) => None,
             };
             number.filter(|_| text.finish().is_ok())
         } else {
-            numbers::decimal(self.number(peek, expected)?, precision, scale)
+            decimal(self.number(peek, expected)?, precision, scale)
         };
         number.ok_or_else(|| self.malformed(Problem::Expected(expected)))
     }
@@ -267,7 +288,9 @@ impl<'j> Reader<'j> {
                     .map_err(|malformed| Malformed { column: Some(index), ..malformed })?;
                 guess = index + 1;
             } else {
-                self.json.next_skip()?;
+                let peek = self.json.peek()?;
+                self.has_unmapped |= peek != Peek::Null;
+                self.json.known_skip(peek)?;
             }
             next = self.json.next_key()?.map(|key| fields.find(key, guess));
         }

@@ -3,6 +3,7 @@
 mod columns;
 mod documents;
 mod documents_model;
+mod inferred;
 mod malformed_fields;
 mod model;
 mod runs;
