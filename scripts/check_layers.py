@@ -192,6 +192,7 @@ def _imported_at_import_time(node: ast.AST) -> list[tuple[int, str]]:
 NEEDS = {
     "dcp_rs/spark/source.py": "pyspark",
     "dcp_rs/replication/changes.py": "pyarrow",
+    "dcp_rs/replication/decoding.py": "pyarrow",
     "dcp_rs/replication/group.py": "pyarrow",
     "dcp_rs/replication/table.py": "pyarrow",
     "dcp_rs/replication/tables.py": "pyarrow",
@@ -199,6 +200,8 @@ NEEDS = {
     "dcp_rs/replication/postgres/refusals.py": "pyarrow",
     "dcp_rs/replication/reader.py": "pyarrow",
     "dcp_rs/replication/rejects.py": "pyarrow",
+    "dcp_rs/replication/sampling.py": "pyarrow",
+    "dcp_rs/replication/schemas.py": "pyarrow",
     "dcp_rs/spark/merge.py": "pyarrow",
 }
 

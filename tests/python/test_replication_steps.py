@@ -13,6 +13,7 @@ import pytest
 
 import dcp_rs
 import replicas
+from inferred import assert_holds
 from trouble import COLLECTIONS, Trouble
 
 _HERE = Path(__file__).parent / "steps"
@@ -186,6 +187,61 @@ def test_tables_of_collections_equal_the_bucket_whichever_step_their_writer_dies
         check(replica, trouble.written, story)
         steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
     assert trouble.written.documents(), "something is left to compare"
+
+
+class Growing(Trouble):
+    """Trouble with documents that have new fields, and values of other types, now and then."""
+
+    def write(self):
+        for _ in range(10):
+            number = self.chance.randrange(10**9)
+            other = self.chance.choice([number, number, number, number / 8, str(number), True])
+            value = {
+                "n": number,
+                f"field_{self.chance.randrange(len(self.written.keys) + 2)}": other,
+            }
+            key = f"key_{self.chance.randrange(400)}"
+            self.written.upsert(key, value, self.chance.choice(COLLECTIONS))
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("kind", replicas.ALL)
+def test_tables_that_grow_equal_the_bucket_whichever_step_their_writer_dies_at(
+    cluster, writer, request, tmp_path, kind
+):
+    kills = int(os.environ.get("DCP_STEPS", "2"))
+    seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
+    replica = replicas.make_many(kind, request, tmp_path)
+    replica.options |= {"document_schema": "infer", "extra": "column"}
+    trouble = Growing(cluster, seed)
+    story = [f"seed {seed}"]
+    for _ in range(10):
+        trouble.write()
+    run = writer(cluster, replica)
+    assert not run.get("error"), (story, run)
+    assert_holds(replica, trouble.written)
+    killed, tried, steps = 0, 0, run["steps"]
+    while killed < kills:
+        tried += 1
+        assert tried < 4 * kills + 20, (story, "dies too seldom")
+        for _ in range(10):
+            trouble.cause()
+        kill_at = 1 + int(tried * _GOLDEN % 1 * steps)
+        died = writer(cluster, replica, kill_at)
+        assert not died.get("error"), (story, died)
+        killed += died["signal"] == 9
+        story.append(f"killed at {kill_at} of {steps}" if died["signal"] else "ended")
+        if tried % 2 == 0:
+            trouble.fail_over()
+        run = writer(cluster, replica)
+        assert not run.get("error"), (story, run)
+        assert run["generation"] == 1, (story, "loaded anew for nothing")
+        try:
+            assert_holds(replica, trouble.written)
+        except AssertionError as error:
+            raise AssertionError(story) from error
+        assert replica.rejects() == trouble.written.rejects(), story
+        steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
 
 
 @pytest.mark.timeout(3600)

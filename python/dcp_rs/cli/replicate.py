@@ -61,6 +61,34 @@ TARGET is one of
     )
 )
 @click.option(
+    "--sample",
+    type=int,
+    metavar="N",
+    help="Documents of each collection from which --document-schema infer finds columns (1000).",
+)
+@click.option(
+    "--new-fields",
+    type=click.Choice(["evolve", "ignore", "reject"]),
+    help="What to do with a field that is no column: add a column, leave it out, or reject the"
+    " document (evolve if columns are inferred, or else ignore).",
+)
+@click.option(
+    "--type-conflicts",
+    type=click.Choice(["evolve", "null", "reject"]),
+    help="What to do with a value that its column does not hold: widen the type, make it null, or"
+    " reject the document (evolve if columns are inferred, or else null).",
+)
+@click.option(
+    "--extra",
+    type=click.Choice(["drop", "column"]),
+    help="What to do with what no column holds: column keeps it as JSON in _extra (drop).",
+)
+@click.option(
+    "--nested",
+    type=click.Choice(["json", "struct", "columns"]),
+    help="What an inferred schema makes of objects within documents (json: a column of text).",
+)
+@click.option(
     "--deletes",
     type=click.Choice(["remove", "mark"]),
     help="What becomes of the row of a removed document (remove).",

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
@@ -28,9 +27,10 @@ from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
 from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import Address, Commit, Database, Target
+from dcp_rs.replication.target import Address, Commit, Database, GrowingTarget, Target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from dcp_rs.documents import DocumentSchema
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Settings
+    from dcp_rs.replication.schemas import Contract, NewFields, OwnSchema, TypeConflicts
+    from dcp_rs.replication.state import Nested
     from dcp_rs.replication.table import Table
     from dcp_rs.replication.tables import OneTable, TablePerCollection, Tables
     from dcp_rs.replication.target import OnError
@@ -47,10 +49,14 @@ if TYPE_CHECKING:
 __all__ = [
     "Commit",
     "Database",
+    "GrowingTarget",
+    "InferredField",
+    "InferredSchema",
     "Progress",
     "State",
     "TableProgress",
     "Target",
+    "infer_schemas",
     "open_database",
     "open_target",
     "replicate",
@@ -82,6 +88,7 @@ _SCHEMES = {
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
 _MEMBERS = ("modes", "open", "commit", "close")
+_MEMBERS_TO_GROW = ("stored", "widens")
 _MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")
 
 
@@ -162,11 +169,16 @@ def replicate(
     target: str | Target | Database,
     *,
     mode: Literal["table", "log"] = "table",
-    tables: str | Mapping[str, str] | None = None,
+    tables: str | Mapping[str, str | Mapping[str, Any]] | None = None,
     on_drop: Literal["empty", "drop", "keep"] = "empty",
     once: bool = False,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
+    sample: int = 1000,
+    new_fields: NewFields | None = None,
+    type_conflicts: TypeConflicts | None = None,
+    extra: Literal["drop", "column"] = "drop",
+    nested: Nested | None = None,
     key_type: Literal["string", "binary"] = "string",
     deletes: Literal["remove", "mark"] = "remove",
     on_error: Literal["reject", "fail"] | None = None,
@@ -194,17 +206,33 @@ def replicate(
             rollbacks and collection events.
         tables: Names of the tables, to have one for each collection: `collection` for
             `{scope}__{collection}`, another template with these fields, or a mapping of patterns of
-            collections to templates, of which the first that matches counts. A brace that belongs
-            to a name is doubled. The URL of the target then has no `table`; for Delta, Iceberg and
-            Parquet it is the folder of the tables. Collections that are created later have their
-            tables at once.
+            collections to templates, of which the first that matches counts. A pattern can also
+            have a mapping, with the template as `table` and options in place of those given here:
+            `document_schema`, `new_fields`, `type_conflicts`, `extra`, `nested`, `key_type`,
+            `deletes` and `on_error`. A brace that belongs to a name is doubled. The URL of the
+            target then has no `table`; for Delta, Iceberg and Parquet it is the folder of the
+            tables. Collections that are created later have their tables at once.
         on_drop: What becomes of the table of a collection that is dropped: `empty` removes its
             rows, `drop` the table and its rejects, and `keep` keeps the rows until another
             collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
-        document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. Without
-            it, the column `value` has the JSON, and `_malformed` has documents that are not JSON.
+        document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. `infer`
+            finds them out, for each table once, from documents that the bucket has. Without it, the
+            column `value` has the JSON, and `_malformed` has documents that are not JSON.
+        sample: Documents of each collection to infer columns from.
+        new_fields: What to do with a field that is no column: `evolve` adds a column, `ignore`
+            leaves it out, `reject` rejects the document. `evolve` by default if columns are
+            inferred, or else `ignore`.
+        type_conflicts: What to do with a value that its column does not hold: `evolve` widens the
+            type, if the target can without changing a value, `null` makes it null and notes it in
+            `_malformed_fields`, `reject` rejects the document. `evolve` by default if columns are
+            inferred, or else `null`.
+        extra: What to do with what no column holds: `drop`, or `column`, which keeps it as JSON in
+            the column `_extra`, and documents that are no JSON objects in `_malformed`.
+        nested: What an inferred schema makes of objects within documents: `json`, the default, a
+            column of text, `struct` a column of structs, `columns` a column for each member, such
+            as `geo__lat`. Arrays are JSON.
         key_type: Type of the column `key`: `string`, or `binary` for keys that are not UTF-8.
         deletes: What becomes of the row of a document that is removed or expires: `remove`, or
             `mark`, which keeps the row without the document, with the time in `_deleted_at`. Only
@@ -238,8 +266,8 @@ def replicate(
         ImportError: PyArrow or the target's library is not installed.
     """
     require_pyarrow("replicate", _extra_of(target))
-    from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Replication, Settings
+    from dcp_rs.replication.schemas import Contract
 
     _checks.instance("client", client, Client, "a Client")
     _checks.flag("once", once)
@@ -248,10 +276,6 @@ def replicate(
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
     _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
-    _checks.word("key_type", key_type, ("string", "binary"))
-    _checks.word("deletes", deletes, ("remove", "mark"))
-    if deletes == "mark" and mode == "log":
-        raise ConfigError("a log has a row for each deletion: leave it out", option="deletes")
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
@@ -275,20 +299,53 @@ def replicate(
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )
-    layout = partial(Layout.of, mode, document_schema, key_type, deletes)
+    _checks.integer("sample", sample, 1, 1_000_000)
+    contract = _contract(
+        Contract(),
+        {
+            "document_schema": document_schema,
+            "key_type": key_type,
+            "deletes": deletes,
+            "new_fields": new_fields,
+            "type_conflicts": type_conflicts,
+            "extra": extra,
+            "nested": nested,
+        },
+        mode,
+    )
     written: Tables
     if tables is None:
-        written = _one(target, settings, layout)
+        written = _one(target, settings, contract, sample)
     else:
-        written = _each(target, tables, settings, layout)
+        written = _each(target, tables, settings, contract, sample)
     try:
         return Replication(client, written, settings).run()
     finally:
         written.close()
 
 
+_WORDS = {
+    "key_type": ("string", "binary"),
+    "deletes": ("remove", "mark"),
+    "new_fields": ("evolve", "ignore", "reject"),
+    "type_conflicts": ("evolve", "null", "reject"),
+    "extra": ("drop", "column"),
+    "nested": ("json", "struct", "columns"),
+}
+
+
+def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
+    """Returns a contract with options in place of some of another's."""
+    for name, words in _WORDS.items():
+        if given.get(name) is not None:
+            _checks.word(name, given[name], words)
+    if given.get("deletes") == "mark" and mode == "log":
+        raise ConfigError("a log has a row for each deletion: leave it out", option="deletes")
+    return replace(base, **given)
+
+
 def _one(
-    target: str | Target | Database, settings: Settings, layout: Callable[[], Layout]
+    target: str | Target | Database, settings: Settings, contract: Contract, sample: int
 ) -> OneTable:
     """Returns a target that is one table, which takes all changes."""
     from dcp_rs.replication.tables import OneTable
@@ -297,16 +354,19 @@ def _one(
         raise ConfigError("applies to a table for each collection: set tables", option="on_drop")
     chosen = cast("Target", open_target(target) if isinstance(target, str) else target)
     _check_members(chosen, _MEMBERS, "Target")
-    settings, found = _checked(chosen, settings), layout()
-    table = _table(settings, found, chosen, None)
-    return OneTable(table, chosen, found, settings.collections)
+    settings = _checked(chosen, settings)
+    layout = contract.layout(settings.mode)
+    columns = _columns(contract, settings, chosen) if contract.is_own else layout
+    table = _table(settings, columns, chosen, None)
+    return OneTable(table, chosen, layout, settings.collections, samples=sample)
 
 
 def _each(
     target: str | Target | Database,
     tables: object,
     settings: Settings,
-    layout: Callable[[], Layout],
+    contract: Contract,
+    sample: int,
 ) -> TablePerCollection:
     """Returns a target that has a table for each collection."""
     from dcp_rs.replication.names import TableNames
@@ -315,9 +375,48 @@ def _each(
     names = TableNames.of(tables)
     chosen = cast("Database", open_database(target) if isinstance(target, str) else target)
     _check_members(chosen, _MEMBERS_OF_DATABASE, "Database")
-    settings, found = _checked(chosen, settings), layout()
-    make = partial(_table, settings, found)
-    return TablePerCollection(chosen, names, make, found, settings.collections)
+    settings = _checked(chosen, settings)
+    by_pattern: dict[str, tuple[Contract, Settings]] = {}
+    for pattern in names.templates:
+        given = dict(names.options.get(pattern, {}))
+        if "on_error" in given:
+            _checks.word("on_error", given["on_error"], ("reject", "fail"))
+        own = _checked(chosen, replace(settings, on_error=given.pop("on_error", settings.on_error)))
+        by_pattern[pattern] = _contract(contract, given, settings.mode), own
+    contracts = [each for each, _ in by_pattern.values()]
+    # The stream decodes documents if it can decode all of them alike.
+    first = contracts[0]
+    is_shared = not any(
+        each.is_own or each.document_schema is not first.document_schema for each in contracts
+    )
+    shared = [each.layout(settings.mode) for each in contracts]
+    layout = shared[0] if is_shared else first.text_layout(settings.mode)
+
+    def make(target: Target, collection: str) -> Table:
+        pattern = names.pattern(collection)
+        if pattern is None:
+            raise AssertionError(f"{collection} has a table")
+        own, of_table = by_pattern[pattern]
+        if is_shared:
+            return _table(of_table, own.layout(settings.mode), target, collection)
+        return _table(of_table, _columns(own, of_table, target), target, collection)
+
+    return TablePerCollection(chosen, names, make, layout, settings.collections, samples=sample)
+
+
+def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchema:
+    """Returns the columns of a table that has a schema of its own."""
+    from dcp_rs.replication.schemas import OwnSchema
+
+    missing = [name for name in _MEMBERS_TO_GROW if not hasattr(target, name)]
+    if contract.is_own and missing:
+        raise ConfigError(
+            f"{type(target).__name__} lacks {', '.join(missing)} of"
+            " dcp_rs.replication.GrowingTarget, which tables need that decide or change their"
+            " columns",
+            option="target",
+        )
+    return OwnSchema(contract, settings.mode, getattr(target, "widens", lambda _old, _new: False))
 
 
 def _checked(target: Target | Database, settings: Settings) -> Settings:
@@ -336,7 +435,9 @@ def _checked(target: Target | Database, settings: Settings) -> Settings:
     return replace(settings, on_error=on_error)
 
 
-def _table(settings: Settings, layout: Layout, target: Target, collection: str | None) -> Table:
+def _table(
+    settings: Settings, layout: Layout | OwnSchema, target: Target, collection: str | None
+) -> Table:
     from dcp_rs.replication.table import Table
 
     return Table(

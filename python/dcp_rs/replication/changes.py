@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -13,6 +13,13 @@ import pyarrow.compute as pc
 
 from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS, DocumentSchema
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.decoding import (
+    EXTRA,
+    HAS_MALFORMED,
+    IS_MALFORMED,
+    Decoded,
+    bytes_of,
+)
 from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
 from dcp_rs.replication.target import DELETED, IDENTITY
 from dcp_rs.schema import Schema
@@ -20,7 +27,8 @@ from dcp_rs.schema import Schema
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from dcp_rs.replication.state import Mode
+    from dcp_rs.replication.decoding import Decoder
+    from dcp_rs.replication.state import Decision, Mode
 
 _POSITION = (
     "scope",
@@ -54,6 +62,8 @@ class Layout:
         documents: Names of the columns that hold documents.
         keeps_text: Whether documents are kept as JSON, in the column `value`.
         notes: Names of the columns that note what does not fit.
+        decision: What was decided about the columns of documents, if they are the table's own.
+        decoder: Decodes documents that the stream has as text, if they have columns of their own.
     """
 
     options: dict[str, Any]
@@ -62,6 +72,8 @@ class Layout:
     documents: tuple[str, ...]
     keeps_text: bool
     notes: tuple[str, ...]
+    decision: Decision | None = None
+    decoder: Decoder | None = None
 
     @classmethod
     def of(
@@ -130,6 +142,47 @@ class Layout:
             notes=tuple(name for name in names if name in _NOTES),
         )
 
+    def decided(
+        self,
+        mode: Mode,
+        decision: Decision | None,
+        decoder: Decoder | None,
+        *,
+        keeps_extra: bool,
+        keeps_malformed: bool,
+    ) -> Layout:
+        """Returns the layout of a table whose columns of documents are its own.
+
+        Args:
+            mode: `table` or `log`.
+            decision: What was decided about these columns; `None` if nothing was.
+            decoder: Decodes documents to them, if they have any.
+            keeps_extra: Whether what no column holds has a column.
+            keeps_malformed: Whether documents that are no JSON objects have a column.
+        """
+        if decision is not None and decision.kind == "json":
+            return replace(self, decision=decision)
+        own: list[pa.Field] = []
+        if decoder is not None:
+            own = [each for each in decoder.fields if each.name != EXTRA or keeps_extra]
+            own += [self.schema.field(MALFORMED)] if keeps_malformed else []
+        kept = [each for each in self.schema if each.name not in {"value", MALFORMED, DELETED}]
+        if decision is not None and decision.kind == "binary":
+            own = [pa.field("value", pa.binary())]
+        elif mode == "log":
+            kept.insert(self.schema.get_field_index("value"), self.schema.field("value"))
+        marks = [self.schema.field(DELETED)] if self.marks_deletes else []
+        names = [each.name for each in [*own, *marks]]
+        return replace(
+            self,
+            schema=pa.schema([*kept, *(each.remove_metadata() for each in own), *marks]),
+            documents=tuple(name for name in names if name != MALFORMED_FIELDS),
+            keeps_text=False,
+            notes=tuple(name for name in names if name in _NOTES),
+            decision=decision,
+            decoder=decoder,
+        )
+
     @property
     def marks_deletes(self) -> bool:
         """Whether the row of a removed document stays, and says when it was removed."""
@@ -145,25 +198,36 @@ class Layout:
         numbered = changes.append_column(
             _GENERATION, pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         )
-        return as_rejects(numbered, self.bytes_of(changes), [NOT_UTF8] * len(changes))
-
-    def bytes_of(self, changes: pa.Table) -> pa.ChunkedArray:
-        """Returns the documents of changes as bytes."""
-        found = changes["value"].cast(pa.binary())
-        return pc.coalesce(found, changes[MALFORMED]) if MALFORMED in self.notes else found
+        return as_rejects(numbered, bytes_of(changes), [NOT_UTF8] * len(changes))
 
     def malformed(self, changes: pa.Table) -> int:
         """Returns how many of the rows that `rows` made have something that does not fit."""
         noted = [pc.is_valid(changes[name]) for name in self.notes]
         return int(pc.sum(functools.reduce(pc.or_, noted)).as_py() or 0) if noted else 0
 
-    def rows(self, changes: pa.Table, generation: int) -> pa.Table:
-        """Returns changes as rows of a target."""
+    def rows(self, changes: pa.Table, generation: int, decoded: Decoded | None = None) -> pa.Table:
+        """Returns changes as rows of a target.
+
+        Args:
+            changes: The changes.
+            generation: Number of the load that they belong to.
+            decoded: Their documents, if the layout has a decoder.
+        """
         columns = {name: changes.column(name) for name in changes.column_names}
+        if decoded is not None:
+            columns |= decoded.columns
+            is_malformed = decoded.has(IS_MALFORMED)
+            if self.decoder is not None and not self.decoder.keeps_rest:
+                is_malformed = pc.or_(is_malformed, decoded.has(HAS_MALFORMED))
+            columns[MALFORMED] = pc.if_else(
+                is_malformed, bytes_of(changes), pa.scalar(None, pa.binary())
+            )
         if self.marks_deletes:
             is_removed = pc.not_equal(columns["op"], "mutation")
             columns[DELETED] = pc.if_else(is_removed, columns["timestamp"], None)
-        if "value" in self.schema.names:
+        if self.decision is not None and self.decision.kind == "binary":
+            columns["value"] = bytes_of(changes)
+        elif "value" in self.schema.names:
             is_event = pc.equal(columns["op"], "system_event")
             is_json = pc.or_(is_event, pc.fill_null(pc.equal(columns["datatype"], "json"), False))
             value = columns["value"]

@@ -91,6 +91,17 @@ class DeltaTarget:
         # Numbers of commits go on from the newest, even if the state is that of an older one.
         return replace(state, commits=transaction >> _RANDOM_BITS)
 
+    def stored(self) -> State | None:
+        """See `dcp_rs.replication.GrowingTarget.stored`."""
+        transaction = self._table.version() if self._table.find() else None
+        if transaction is None:
+            return None
+        return self._states.read(transaction) or self._states.newest()
+
+    def widens(self, _old: pa.DataType, _new: pa.DataType) -> bool:
+        """See `dcp_rs.replication.GrowingTarget.widens`."""
+        return False
+
     def _check_place(self) -> None:
         """Checks that a table can be made in the folder without harm to files of others."""
         if any((each / "_delta_log").exists() for each in self._folder.parents):

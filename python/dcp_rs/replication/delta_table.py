@@ -459,6 +459,7 @@ class DeltaTable:
                 same,
                 source_alias="s",
                 target_alias="t",
+                merge_schema=any(name not in self.columns for name in rows.column_names),
                 commit_properties=properties,
                 writer_properties=marking(self._deltalake),
             )

@@ -29,6 +29,7 @@ from dcp_rs.replication.target import (
     check_key,
     check_use,
     has_variant,
+    is_scalar,
     missing_columns,
     overtaken,
     quote,
@@ -186,6 +187,21 @@ class DuckDBTarget:
                 path.unlink(missing_ok=True)
             raise
 
+    def stored(self) -> State | None:
+        """See `dcp_rs.replication.GrowingTarget.stored`."""
+        if not Path(self._path).exists():
+            return None
+        self._connection = self._connect()
+        try:
+            self._place = self._catalog().place(self._table)
+            return self._load()
+        finally:
+            self.close()
+
+    def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
+        """See `dcp_rs.replication.GrowingTarget.widens`."""
+        return is_scalar(old) and is_scalar(new)
+
     def _open(self, schema: pa.Schema, mode: Mode, want: dict[str, str]) -> State | None:
         with self._transaction():
             self._place = self._catalog().place(self._table)
@@ -218,12 +234,12 @@ class DuckDBTarget:
 
     @contextlib.contextmanager
     def _connected(self, path: str) -> Iterator[None]:
-        self._connection = self._duckdb.connect(path)
+        before, self._connection = self._connection, self._duckdb.connect(path)
         try:
             yield
         finally:
             self._connection.close()
-            self._connection = None
+            self._connection = before
 
     def _catalog(self) -> _Catalog:
         ((schema, database),) = self._run("SELECT current_schema(), current_database()")
@@ -314,10 +330,7 @@ class DuckDBTarget:
                     "default, so no row could be added: give it a default",
                     option="target",
                 )
-        # Of capitals and small letters, DuckDB keeps those that the column was made with.
-        stored = {name.lower(): name for name in want}
-        have = {stored.get(row[0].lower(), row[0]): row[1] for row in described}
-        for name, kind in missing_columns(have, want, self._table).items():
+        for name, kind in missing_columns(self._have(want), want, self._table).items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
         names = ", ".join(map(quote_column, want))
         nulls = ", ".join("NULL" for _ in want)
@@ -328,6 +341,23 @@ class DuckDBTarget:
             raise ConfigError(
                 f"table {self._table} cannot be written to: {reason}", option="target"
             ) from error
+
+    def _have(self, want: dict[str, str]) -> dict[str, str]:
+        """Returns the types of the table's columns, with the names of those wanted."""
+        described = self._run(f"DESCRIBE {quote(self._table)}")
+        # Of capitals and small letters, DuckDB keeps those that the column was made with.
+        stored = {name.lower(): name for name in want}
+        return {stored.get(row[0].lower(), row[0]): row[1] for row in described}
+
+    def _grow(self, schema: pa.Schema) -> None:
+        """Adds columns that the table lacks, and changes those of another type."""
+        table, want = quote(self._table), self._wanted(schema)
+        have = self._have(want)
+        for name, kind in want.items():
+            if name not in have:
+                self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
+            elif have[name] != kind:
+                self._run(f"ALTER TABLE {table} ALTER COLUMN {quote_column(name)} TYPE {kind}")
 
     def _find_rejects(self) -> None:
         """Looks whether there is a table of rejects.
@@ -369,7 +399,7 @@ class DuckDBTarget:
         """
         with self._registered(_rows=schema.empty_table()):
             found = self._types_of("_rows")
-        if "value" in found:
+        if found.get("value") == "VARCHAR":
             found["value"] = self._value_type
         elif self._value_type != "JSON":
             raise ConfigError(
@@ -492,23 +522,25 @@ class DuckDBTarget:
         )
 
     def _write_rows(self, commit: Commit) -> None:
+        if commit.schema is not None:
+            self._grow(commit.schema)
         table = quote(self._table)
         for condition in commit.removals:
             self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
         if len(commit.deletes):
             self._run(f"DELETE FROM {table} t USING _deletes d WHERE {_SAME}")  # noqa: S608
         if len(commit.rows):
-            self._insert(commit.rows.column_names, is_new=commit.has_new_rows_only)
+            self._insert(commit.rows, is_new=commit.has_new_rows_only)
 
-    def _insert(self, columns: Sequence[str], *, is_new: bool) -> None:
-        names = list(map(quote_column, columns))
+    def _insert(self, rows: pa.Table, *, is_new: bool) -> None:
+        names = list(map(quote_column, rows.column_names))
         # Not OR REPLACE: that fails if the table has another unique index, and would reset columns
         # that are not ours.
         taken = ", ".join(f"{name} = excluded.{name}" for name in names)
         upsert = f" ON CONFLICT ({', '.join(IDENTITY)}) DO UPDATE SET {taken}"
         self._run(
             f"INSERT INTO {quote(self._table)} ({', '.join(names)})"  # noqa: S608 - quoted
-            f" SELECT {self._cells(columns)} FROM _rows{'' if is_new else upsert}"
+            f" SELECT {self._cells(rows.schema)} FROM _rows{'' if is_new else upsert}"
         )
 
     def _write_rejects(self, commit: Commit) -> None:
@@ -524,12 +556,13 @@ class DuckDBTarget:
             self._run(f"CREATE TABLE {self._rejects} ({columns})")
         self._run(f"INSERT INTO {self._rejects} SELECT * FROM _rejects")  # noqa: S608
 
-    def _cells(self, columns: Sequence[str]) -> str:
+    def _cells(self, schema: pa.Schema) -> str:
         """Returns what to select of the rows: documents as DuckDB's JSON, or as malformed.
 
         DuckDB refuses some that others take for JSON, such as those with half a surrogate pair.
         """
-        if "value" not in columns:
+        columns = schema.names
+        if "value" not in columns or str(schema.field("value").type) != "string":
             return "*"
         cells = [f"TRY_CAST(value AS JSON)::{self._value_type} AS value"]
         if "_malformed" in columns:

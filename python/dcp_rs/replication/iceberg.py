@@ -15,8 +15,10 @@ from dcp_rs.replication.iceberg_attempt import Attempt
 from dcp_rs.replication.iceberg_rules import (
     as_iceberg,
     check_table,
+    is_promotion,
     missing,
     refuse_lost_nulls,
+    schema_with,
 )
 from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
 from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
 
 # Property of a table of rejects.
 _REJECTS = "dcp_rs.rejects"
+# Database with the catalog of a folder.
+_CATALOG = "catalog.db"
 # At the first two, pyiceberg takes a part of a location for all of it; it leaves out the others.
 _CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 
@@ -103,6 +107,27 @@ class IcebergTarget:
         states.forget(self._table, self._commits)
         return state
 
+    def stored(self) -> State | None:
+        """See `dcp_rs.replication.GrowingTarget.stored`."""
+        catalog = self._catalog
+        if self._folder is not None:
+            if not (self._folder / _CATALOG).exists():
+                return None
+            with contextlib.ExitStack() as undone:
+                self._catalog = _open_folder(self._folder, undone)
+                undone.pop_all()
+        try:
+            found = self._find(self._name)
+            return None if found is None else states.load(found)
+        finally:
+            if self._folder is not None:
+                self._catalog.engine.dispose()
+                self._catalog = catalog
+
+    def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
+        """See `dcp_rs.replication.GrowingTarget.widens`."""
+        return is_promotion(old, new)
+
     def _find(self, name: str) -> Any:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -165,8 +190,15 @@ class IcebergTarget:
         if len(commit.rejects):
             self._write_rejects(commit, summary)
 
+        if commit.schema is not None:
+            required = {each.name for each in self._schema if not each.nullable}
+            self._schema = schema_with(commit.schema, required)
+
         def write(transaction: Any) -> None:
             states.write(self._table, document, commit.state)
+            if commit.schema is not None:
+                with transaction.update_schema() as update:
+                    update.union_by_name(self._schema)
             # Without rows too: the snapshot asserts that the table is the one that was loaded.
             rows = commit.rows.cast(self._schema)
             transaction.append(rows, snapshot_properties=summary)
@@ -353,7 +385,7 @@ def _open_folder(folder: Path, undone: contextlib.ExitStack) -> Any:
     from pyiceberg.catalog.sql import SqlCatalog
     from sqlalchemy.exc import SQLAlchemyError
 
-    database = folder / "catalog.db"
+    database = folder / _CATALOG
     for each in (*reversed(folder.parents), folder):
         if not os.path.lexists(each):
             undone.callback(_remove, each.rmdir)

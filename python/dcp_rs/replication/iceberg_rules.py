@@ -76,7 +76,6 @@ def check_table(table: Any, name: str, schema: pa.Schema) -> pa.Schema:
     Raises:
         ConfigError: It cannot be written, by pyiceberg or with these rows.
     """
-    pa = require_pyarrow("an Iceberg target")
     if table.metadata.format_version > _VERSION:
         raise ConfigError(
             f"table {name} has format-version {table.metadata.format_version}, and"
@@ -108,7 +107,22 @@ def check_table(table: Any, name: str, schema: pa.Schema) -> pa.Schema:
                 " make that column optional",
                 option="target",
             )
+    return schema_with(schema, required)
+
+
+def schema_with(schema: pa.Schema, required: set[str]) -> pa.Schema:
+    """Returns a schema as Iceberg has it, with the columns that must have a value."""
+    pa = require_pyarrow("an Iceberg target")
     return pa.schema([each.with_nullable(each.name not in required) for each in as_iceberg(schema)])
+
+
+def is_promotion(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether Iceberg can change a column from one type to another."""
+    pa = require_pyarrow("an Iceberg target")
+    if pa.types.is_decimal128(old) and pa.types.is_decimal128(new):
+        return bool(old.scale == new.scale and old.precision <= new.precision)
+    small = {pa.int8(), pa.int16(), pa.int32()}
+    return (old in small and new == pa.int64()) or (old, new) == (pa.float32(), pa.float64())
 
 
 def missing(table: Any, name: str, schema: pa.Schema) -> dict[str, str]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from string import Formatter
+from typing import Any
 
 from dcp_rs import _checks
 from dcp_rs.exceptions import ConfigError
@@ -13,7 +15,21 @@ from dcp_rs.exceptions import ConfigError
 EACH_COLLECTION = "{scope}__{collection}"
 """The template that `tables="collection"` stands for."""
 
+OPTIONS = (
+    "document_schema",
+    "key_type",
+    "deletes",
+    "on_error",
+    "new_fields",
+    "type_conflicts",
+    "extra",
+    "nested",
+)
+"""Options that each table can have its own of."""
+
 _FIELDS = frozenset({"scope", "collection"})
+# Under which a mapping of options has the template.
+_TABLE = "table"
 
 
 @dataclass(frozen=True)
@@ -23,9 +39,11 @@ class TableNames:
     Attributes:
         templates: Template of the name by pattern of collections, of which the first that matches
             counts.
+        options: Options of the tables of a pattern, by name.
     """
 
     templates: Mapping[str, str]
+    options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, tables: object) -> TableNames:
@@ -42,16 +60,23 @@ class TableNames:
             raise _checks.wrong_type("tables", tables, "a template or a mapping of patterns")
         if not tables:
             raise ConfigError("names no tables: give a pattern of collections", option="tables")
-        for pattern, template in tables.items():
+        templates: dict[str, str] = {}
+        options: dict[str, Mapping[str, Any]] = {}
+        for pattern, given in tables.items():
             _checks.text("tables", pattern)
-            _checks.text("tables", template)
+            template, options[pattern] = _template_and_options(pattern, given)
+            templates[pattern] = template
             if pattern.count(".") != 1:
                 raise ConfigError(
                     f"{pattern!r} must be scope.collection, where * stands for any text",
                     option="tables",
                 )
             _check(template, may_be_plain=not is_pattern(pattern))
-        return cls(dict(tables))
+        return cls(templates, options)
+
+    def pattern(self, collection: str) -> str | None:
+        """Returns the pattern that counts for a collection; `None` if none matches."""
+        return next((each for each in self.templates if matches(each, collection)), None)
 
     def table(self, collection: str) -> str | None:
         """Returns the name of a collection's table; `None` if it has none.
@@ -60,10 +85,30 @@ class TableNames:
             collection: Name of the collection, as `scope.collection`.
         """
         scope, _, name = collection.partition(".")
-        for pattern, template in self.templates.items():
-            if matches(pattern, collection):
-                return template.format(scope=scope, collection=name)
-        return None
+        pattern = self.pattern(collection)
+        if pattern is None:
+            return None
+        return self.templates[pattern].format(scope=scope, collection=name)
+
+
+def _template_and_options(pattern: str, given: object) -> tuple[str, Mapping[str, Any]]:
+    """Returns what a pattern of collections is mapped to.
+
+    Raises:
+        ConfigError: It is neither a template nor a mapping with one, or has an unknown option.
+    """
+    if not isinstance(given, Mapping):
+        _checks.text("tables", given)
+        return str(given), {}
+    for name in given:
+        if name == _TABLE or name in OPTIONS:
+            continue
+        near = get_close_matches(str(name), (_TABLE, *OPTIONS), n=1)
+        hint = f"did you mean {near[0]}?" if near else f"it has {', '.join((_TABLE, *OPTIONS))}"
+        raise ConfigError(f"{pattern!r} has no option {str(name)!r}: {hint}", option="tables")
+    template = given.get(_TABLE, EACH_COLLECTION)
+    _checks.text("tables", template)
+    return str(template), {name: value for name, value in given.items() if name != _TABLE}
 
 
 def is_pattern(name: str) -> bool:

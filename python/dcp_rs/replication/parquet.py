@@ -119,6 +119,16 @@ class ParquetTarget:
                 raise _unusable(self._folder, error) from error
             raise
 
+    def stored(self) -> State | None:
+        """See `dcp_rs.replication.GrowingTarget.stored`."""
+        sizes = self._log.listing().sizes
+        stored = self._footer(self._log, max(sizes)).notes.get(_STATE.encode()) if sizes else None
+        return None if stored is None else State.from_json(stored.decode())
+
+    def widens(self, _old: pa.DataType, _new: pa.DataType) -> bool:
+        """See `dcp_rs.replication.GrowingTarget.widens`."""
+        return False
+
     def _check_names(self) -> None:
         """Checks that neither folder has another use."""
         rejects, name = self._rejects, self._folder.name

@@ -3,16 +3,41 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError
 
 Mode = Literal["table", "log"]
+Nested = Literal["json", "struct", "columns"]
 
 _FORMAT = "dcp_rs.replication"
-_VERSION = 1
+_VERSION = 2
+# What states without a decision have, which older releases read.
+_WITHOUT_DECISION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What was decided about the columns of documents, once.
+
+    Attributes:
+        base: The option that it was made for: `infer`, or the text of a schema.
+        kind: Whether documents have columns of their own (`fields`), are kept as JSON in the column
+            `value`, or as bytes in it (`binary`).
+        fields: Schema of the columns, as text; `None` unless documents have columns.
+        nested: What becomes of objects within documents.
+        left_fields: Whether a document of this generation had a field that has no column.
+        left_values: Whether one had a value that its column does not hold.
+    """
+
+    base: str
+    kind: Literal["fields", "json", "binary"]
+    fields: str | None = None
+    nested: Nested = "json"
+    left_fields: bool = False
+    left_values: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +56,7 @@ class State:
             tables.
         collection_ids: IDs of the collections of that name, one after the other, of which there may
             be rows; ascending.
+        decision: What was decided about the columns of documents, if they are the table's own.
         checkpoint: Position to resume from.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
@@ -44,6 +70,7 @@ class State:
     documents: tuple[str, ...] = ()
     collection: str | None = None
     collection_ids: tuple[int, ...] = ()
+    decision: Decision | None = None
     checkpoint: Checkpoint = field(repr=False)
     moved: str = ""
 
@@ -57,7 +84,7 @@ class State:
         return json.dumps(
             {
                 "format": _FORMAT,
-                "version": _VERSION,
+                "version": _WITHOUT_DECISION if self.decision is None else _VERSION,
                 "mode": self.mode,
                 "commits": self.commits,
                 "generation": self.generation,
@@ -65,6 +92,7 @@ class State:
                 "rereading": sorted(self.rereading),
                 "documents": self.documents,
                 **self._of_collection(),
+                **({} if self.decision is None else {"decision": asdict(self.decision)}),
                 "checkpoint": self.checkpoint.to_json(),
             },
             separators=(",", ":"),
@@ -100,6 +128,7 @@ class State:
                 documents=tuple(map(str, found["documents"])),
                 collection=found.get("collection"),
                 collection_ids=tuple(map(int, found.get("collection_ids", ()))),
+                decision=Decision(**found["decision"]) if "decision" in found else None,
                 checkpoint=Checkpoint.from_json(found["checkpoint"]),
             )
         except (ValueError, TypeError, KeyError) as error:

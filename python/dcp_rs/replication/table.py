@@ -11,14 +11,16 @@ import pyarrow.compute as pc
 
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.changes import Layout
+from dcp_rs.replication.decoding import bytes_of
 from dcp_rs.replication.progress import TableProgress
-from dcp_rs.replication.rejects import refuse
-from dcp_rs.replication.state import State
+from dcp_rs.replication.rejects import refuse, rejecting
+from dcp_rs.replication.state import Decision, State
 from dcp_rs.replication.target import IDENTITY, Commit, check_use
 
 if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
-    from dcp_rs.replication.changes import Layout
+    from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import OnError, Target
 
@@ -53,7 +55,7 @@ class Table:
 
     Args:
         target: Where the rows go.
-        layout: Which columns are read and kept.
+        layout: Which columns are read and kept; or the columns of the table's own schema.
         mode: Whether it is a table or a log.
         on_error: What to do with a change that cannot be a row.
         on_drop: What becomes of the rows of a dropped collection.
@@ -63,7 +65,7 @@ class Table:
     def __init__(
         self,
         target: Target,
-        layout: Layout,
+        layout: Layout | OwnSchema,
         mode: Mode,
         *,
         on_error: OnError,
@@ -76,7 +78,10 @@ class Table:
         # Where it is; the state may be behind as long as there are no changes.
         self.position: Checkpoint | None = None
         self.commits = self.changes = self.malformed = self.rejected = 0
-        self._layout = layout
+        self._schema: OwnSchema | None = None if isinstance(layout, Layout) else layout
+        self._shared = layout if isinstance(layout, Layout) else None
+        # Schema of the rows that the target expects.
+        self._expected: pa.Schema | None = None
         self._mode: Mode = mode
         self._on_error: OnError = on_error
         self._keeps_dropped = on_drop == "keep"
@@ -88,6 +93,28 @@ class Table:
         self._former: tuple[int, ...] = ()
         # Rows of older generations, which the next commit removes.
         self._replaced: list[str] = []
+
+    @property
+    def _layout(self) -> Layout:
+        """Which columns are read and kept, now."""
+        if self._schema is not None:
+            return self._schema.layout
+        if self._shared is None:
+            raise AssertionError("a table has a layout")
+        return self._shared
+
+    @property
+    def undecided(self) -> OwnSchema | None:
+        """The schema that documents have to be read for; `None` if there is none such."""
+        schema = self._schema
+        is_open = schema is not None and schema.contract.infers and schema.decision is None
+        return schema if is_open else None
+
+    def restore(self) -> None:
+        """Takes what was decided about the columns of documents, before the target is opened."""
+        if self._schema is not None:
+            stored = self.target.stored() if self._schema.contract.is_own else None  # type: ignore[attr-defined]
+            self._schema.restore(stored)
 
     def open(self) -> None:
         """Opens the target, and restores the state."""
@@ -104,6 +131,7 @@ class Table:
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
+        self._expected = self._layout.schema
         self.state = found
         self.position = None if found is None else found.checkpoint
 
@@ -134,6 +162,9 @@ class Table:
         missing = set(self._layout.documents) - set(state.documents)
         if missing and state.mode == "table":
             return f"documents have new columns: {', '.join(sorted(missing))}"
+        why = None if self._schema is None else self._schema.why_anew(state.decision)
+        if why is not None:
+            return why
         is_same = collection_id is None or collection_id in state.collection_ids
         if not is_same and not self._saw_all():
             return "the collection was created again while its stream was limited to the one before"
@@ -165,6 +196,8 @@ class Table:
         generation = 1 if state is None else state.generation + 1
         complete = 0 if state is None else state.complete_generation
         self._replaced = [_of_others(generation)] if is_whole and generation > 1 else []
+        if self._schema is not None:
+            self._schema.begin()
         self.state = State(
             mode=self._mode,
             commits=0 if state is None else state.commits,
@@ -173,9 +206,16 @@ class Table:
             documents=self._layout.documents,
             collection=self.collection,
             collection_ids=() if collection_id is None else (collection_id,),
+            decision=self._decision,
             checkpoint=checkpoint,
         )
         self.position = checkpoint
+
+    @property
+    def _decision(self) -> Decision | None:
+        """What is stored about the columns of documents."""
+        is_own = self._schema is not None and self._schema.contract.is_own
+        return self._schema.decision if self._schema is not None and is_own else None
 
     def go_on_from(self, start: Checkpoint) -> None:
         """Takes changes from a stream that begins at or before the table's position."""
@@ -240,8 +280,9 @@ class Table:
         unmoved = after if is_due else replace(after, checkpoint=state.checkpoint)
         if not len(changes) and replace(unmoved, commits=state.commits) == state:
             return None
-        commit = self._as_commit(changes, after, rereading)
+        commit, unfit = self._as_commit(changes, after, rereading)
         commit = replace(commit, removals=[*removals, *commit.removals])
+        commit = rejecting(commit, unfit)
         refuse(commit.rejects, commit.on_error)
         return Step(commit, reducing.count(changes, state.mode), len(rollbacks))
 
@@ -253,6 +294,7 @@ class Table:
         """Notes that a commit was applied."""
         commit = step.commit
         self.state = commit.state
+        self._expected = self._layout.schema
         self._replaced = []
         self.commits += 1
         self.changes += step.changes
@@ -292,7 +334,10 @@ class Table:
             changes = changes.filter(pc.greater(changes["seqno"], limits.take(place)))
         return changes, position._with_positions_of(own, self._ahead)  # noqa: SLF001 - as above
 
-    def _as_commit(self, changes: pa.Table, after: State, rereading: frozenset[int]) -> Commit:
+    def _as_commit(
+        self, changes: pa.Table, after: State, rereading: frozenset[int]
+    ) -> tuple[Commit, dict[int, str]]:
+        """Returns a commit of changes, and why some of its rows are to be rejected."""
         state = self.known
         if state.mode == "log":
             return self._of(changes, after)
@@ -304,20 +349,21 @@ class Table:
             marks_deletes=self._layout.marks_deletes,
         )
         deletes = reduced.deletes
-        commit = self._of(reduced.written, after)
+        commit, unfit = self._of(reduced.written, after)
         if self._layout.has_text_keys:
             deletes, _ = reducing.with_text_keys(deletes)
             deletes = deletes.set_column(1, "key", deletes["key"].cast(pa.string()))
-        return replace(
+        commit = replace(
             commit,
             deletes=deletes.slice(0, 0) if are_first else deletes,
             settled=pa.concat_tables([reduced.written.select(IDENTITY), reduced.deletes]),
             removals=[*reduced.removals(state.generation), *_outdated(state, after, rereading)],
             has_new_rows_only=are_first,
         )
+        return commit, unfit
 
-    def _of(self, changes: pa.Table, after: State) -> Commit:
-        """Returns a commit that appends changes, or rejects them."""
+    def _of(self, changes: pa.Table, after: State) -> tuple[Commit, dict[int, str]]:
+        """Returns a commit that appends changes, and why some of its rows are to be rejected."""
         generation = after.generation
         rejected = changes.slice(0, 0)
         if self._layout.has_text_keys:
@@ -325,8 +371,15 @@ class Table:
             if self._layout.marks_deletes:
                 # A document that was removed has no row to mark.
                 rejected = rejected.filter(pc.equal(rejected["op"], "mutation"))
-        rows = self._layout.rows(changes, generation)
-        return Commit(
+        if self._schema is not None:
+            # Decoded columns have one chunk, and DuckDB takes no slices of structs.
+            changes = changes.combine_chunks()
+        decoded = None if self._schema is None else self._schema.fit(changes)
+        unfit = {} if self._schema is None else self._schema.rejected(decoded)
+        layout = self._layout
+        rows = layout.rows(changes, generation, decoded)
+        after = replace(after, documents=layout.documents, decision=self._decision)
+        commit = Commit(
             rows=rows,
             deletes=rows.select(IDENTITY).slice(0, 0),
             removals=(),
@@ -334,9 +387,11 @@ class Table:
             state=after,
             rejects=self._layout.rejects(rejected, generation),
             settled=rejected.select(IDENTITY).slice(0, 0),
-            documents=self._layout.bytes_of(changes),
+            documents=bytes_of(changes),
             on_error=self._on_error,
+            schema=None if layout.schema == self._expected else layout.schema,
         )
+        return commit, unfit
 
     def _note_rejects(self, rejects: pa.Table) -> None:
         """Counts changes that were rejected, and warns of the first for each reason."""

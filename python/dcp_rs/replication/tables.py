@@ -10,8 +10,10 @@ import pyarrow as pa
 
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.decoding import new_inference
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches
+from dcp_rs.replication.sampling import sample
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.group import Buffer
     from dcp_rs.replication.names import TableNames
+    from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.table import Step, Table
     from dcp_rs.replication.target import Database, Target
     from dcp_rs.stream import ChangeStream
@@ -100,20 +103,33 @@ class OneTable:
         target: Its target.
         layout: Which columns are read.
         collections: Which collections are read.
+        samples: Documents to read of each collection before columns are decided.
     """
 
     writes_each_position = True
 
     def __init__(
-        self, table: Table, target: Target, layout: Layout, collections: list[str] | None
+        self,
+        table: Table,
+        target: Target,
+        layout: Layout,
+        collections: list[str] | None,
+        *,
+        samples: int,
     ) -> None:
         self.layout = layout
+        self._samples = samples
         self._table = table
         self._target = target
         self._collections = collections
 
-    def groups(self, _client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
+    def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """See `Tables`."""
+        self._table.restore()
+        schema = self._table.undecided
+        if schema is not None:
+            ids = client.collections(self._collections)
+            _decide(client, ids, dict.fromkeys(ids, schema), self._samples)
         self._table.open()
         return [Group({None: self._table}, self._collections, buffer())]
 
@@ -184,6 +200,7 @@ class TablePerCollection:
         make: Makes the table of a target and a collection.
         layout: Which columns are read.
         collections: Which collections are read.
+        samples: Documents to read of each collection before its columns are decided.
     """
 
     writes_each_position = False
@@ -195,8 +212,11 @@ class TablePerCollection:
         make: Callable[[Target, str], Table],
         layout: Layout,
         collections: list[str] | None,
+        *,
+        samples: int,
     ) -> None:
         self.layout = layout
+        self._samples = samples
         self._database = database
         self._names = names
         self._make = make
@@ -225,7 +245,12 @@ class TablePerCollection:
             for table, collection in stored.items()
             if self._is_chosen(collection) and self._is_called(collection, table)
         }
-        tables = {name: self._open(name) for name in sorted(names)}
+        tables = {name: self._made(name) for name in sorted(names)}
+        undecided = {name: table.undecided for name, table in tables.items()}
+        schemas = {name: each for name, each in undecided.items() if each is not None}
+        _decide(client, self._ids, schemas, self._samples)
+        for name, table in tables.items():
+            self._open(name, table)
         read = {
             name: sum(table.seqnos.values())
             for name, table in tables.items()
@@ -286,13 +311,18 @@ class TablePerCollection:
         fold = self._database.fold
         return name is not None and fold(name) == fold(table)
 
-    def _open(self, collection: str) -> Table:
+    def _made(self, collection: str) -> Table:
         name = self._name(collection)
         if name is None:
             raise AssertionError(f"{collection} has a table")
         table = self._make(self._database.target(name), collection)
-        table.open()
+        table.restore()
         self._called[collection] = name
+        return table
+
+    def _open(self, collection: str, made: Table | None = None) -> Table:
+        table = made or self._made(collection)
+        table.open()
         # Those that were dropped are named by nothing else.
         for number in () if table.state is None else table.state.collection_ids:
             self._known.setdefault(number, collection)
@@ -474,6 +504,21 @@ class TablePerCollection:
     def close(self) -> None:
         """See `Tables`."""
         self._database.close()
+
+
+def _decide(
+    client: Client, ids: dict[str, int], schemas: dict[str, OwnSchema], samples: int
+) -> None:
+    """Decides the columns of tables by documents of their collections, which may share a table."""
+    ids = {name: number for name, number in ids.items() if name in schemas}
+    if not ids:
+        return
+    seen = {
+        id(schema): new_inference(schema.contract.nested or "json") for schema in schemas.values()
+    }
+    found = sample(client, ids, lambda name: seen[id(schemas[name])], samples)
+    for name, inference in found.items():
+        schemas[name].decide(inference)
 
 
 def _qualified(name: str) -> str:

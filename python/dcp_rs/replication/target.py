@@ -48,6 +48,8 @@ class Commit:
         documents: The document of each row as bytes.
         on_error: Whether a change that cannot be a row is rejected, or ends the replication. Use
             `rejects.rejecting` for rows that the target refuses.
+        schema: Schema of the rows, if it is no longer that of the commit before. Columns are added,
+            or changed to a type to which `widens` says that they can be.
     """
 
     rows: pa.Table = field(repr=False)
@@ -59,6 +61,7 @@ class Commit:
     settled: pa.Table = field(repr=False)
     documents: pa.ChunkedArray = field(repr=False)
     on_error: OnError = "reject"
+    schema: pa.Schema | None = field(default=None, repr=False)
 
 
 class Target(Protocol):
@@ -66,6 +69,8 @@ class Target(Protocol):
 
     A target that stores rejects has the attribute `takes_rejects`, which is true. Without it, a
     change that cannot be a row ends the replication.
+
+    A target whose tables have schemas of their own is a `GrowingTarget`.
     """
 
     modes: frozenset[Mode]
@@ -96,6 +101,16 @@ class Target(Protocol):
 
     def close(self) -> None:
         """Closes the target."""
+
+
+class GrowingTarget(Target, Protocol):
+    """A target that takes commits with another schema than it was opened with."""
+
+    def stored(self) -> State | None:
+        """Returns the state saved last, before the target is opened. It changes nothing."""
+
+    def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
+        """Whether a commit can change a column's type, so that what is in it stays what it is."""
 
 
 class Database(Protocol):
@@ -233,6 +248,11 @@ def type_name(kind: pa.DataType) -> str:
     if pa.types.is_struct(kind):
         return f"struct<{', '.join(f'{each.name}: {type_name(each.type)}' for each in kind)}>"
     return str(kind).removeprefix("large_")
+
+
+def is_scalar(kind: pa.DataType) -> bool:
+    """Whether a type has no parts, such as those of a list or a struct."""
+    return bool(kind.num_fields == 0)
 
 
 def has_variant(kind: pa.DataType) -> bool:

@@ -34,6 +34,8 @@ class Counted:
         self.close = inner.close
         if hasattr(inner, "modes"):
             self.modes, self.takes_rejects = inner.modes, inner.takes_rejects
+        if hasattr(inner, "widens"):
+            self.stored, self.widens = inner.stored, inner.widens
         if hasattr(inner, "fold"):
             self.fold = inner.fold
 

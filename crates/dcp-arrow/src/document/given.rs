@@ -9,7 +9,7 @@ use jiter::{Jiter, Peek};
 use super::builders::Builder;
 use super::decoder::Decoder;
 use super::malformed::{Malformed, Problem, Result};
-use super::malformed_fields::MalformedFields;
+use super::malformed_fields::{MalformedFields, Step};
 use super::observed::{Nested, Observations};
 use super::primitives::Texts;
 use super::reader::{MAX_DOCUMENT_BYTES, Reader};
@@ -231,10 +231,14 @@ impl DocumentDecoder {
             Ok(()) if notes.is_empty() => unmapped,
             Ok(()) => unmapped | HAS_MALFORMED,
             Err(malformed) => {
-                notes.push_document(&malformed, document);
                 // Of a JSON object, one value may be the reason.
-                let is_whole = self.keeps_rest || malformed.column.is_none();
-                unmapped | if is_whole { IS_MALFORMED } else { HAS_MALFORMED }
+                let field = malformed.column.and_then(|index| self.schema.names().nth(index));
+                let Some(name) = field.filter(|_| !self.keeps_rest) else {
+                    notes.push_document(&malformed, document);
+                    return IS_MALFORMED;
+                };
+                notes.push(&[Step::Field(name)], malformed.problem, document);
+                unmapped | HAS_MALFORMED
             }
         }
     }

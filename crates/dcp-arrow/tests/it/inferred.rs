@@ -183,6 +183,32 @@ proptest! {
     }
 }
 
+/// Bytes that are seldom JSON, and text that nearly is.
+fn anything() -> impl Strategy<Value = Vec<u8>> {
+    let like_json = r#"(\{("[ab]{1,2}|\\u[0-9d]{4}"|[{}\[\],:"\\ 0-9.eu-]|true|null){0,12}\}?)"#;
+    prop_oneof![
+        prop::collection::vec(any::<u8>(), 0..40),
+        like_json.prop_map(String::into_bytes),
+        fields().prop_map(|fields| document(&fields).into_bytes()),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn rest_of_whatever_documents_is_json(documents in prop::collection::vec(anything(), 1..6)) {
+        for nested in [Nested::Json, Nested::Struct, Nested::Columns] {
+            let Some(ddl) = inferred(&documents, nested) else { continue };
+            let batch = decoded(&ddl, &documents, nested);
+            for (row, flags) in flags(&batch).into_iter().enumerate() {
+                let rest = text(&batch, EXTRA, row);
+                prop_assert_eq!(rest.is_some(), flags & (HAS_UNMAPPED | HAS_MALFORMED) > 0);
+                let is_json = rest.is_none_or(|rest| dcp_arrow::json_depth(rest.as_bytes()) >= Some(1));
+                prop_assert!(is_json);
+            }
+        }
+    }
+}
+
 #[test]
 fn types_are_the_smallest_that_hold_every_value() {
     for (values, expected) in [

@@ -35,6 +35,11 @@ class Found(NamedTuple):
     rows: int | None
 
 
+def has_states(session: Session) -> bool:
+    """Whether the table of states exists."""
+    return session.run("SELECT to_regclass($1) IS NOT NULL", STATES)[0][0] is True
+
+
 class States:
     """The table `dcp_rs_replication`, made if it does not exist.
 

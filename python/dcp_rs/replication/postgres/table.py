@@ -92,11 +92,8 @@ class Table:
             self.rows = self._count(table)
         self._prepare_rejects(is_known=is_known)
         if self._mode == "table" or self._has_triggers:
-            columns, identity = (
-                ", ".join(map(quote_column, want)),
-                [want[each] for each in IDENTITY],
-            )
-            self._rows = self._staging(_ROWS, columns, tuple(want.items()))
+            identity = [want[each] for each in IDENTITY]
+            self._stage_rows(want)
             self._deletes = self._staging(_DELETES, _IDENTITY, tuple(identity))
 
     def _check(self, oid: int, want: dict[str, str]) -> None:
@@ -113,6 +110,28 @@ class Table:
             self._session.run(
                 f"ALTER TABLE {self._relation.quoted} ADD COLUMN {quote_column(name)} {kind}"
             )
+
+    def _stage_rows(self, want: dict[str, str]) -> None:
+        columns = ", ".join(map(quote_column, want))
+        self._rows = self._staging(_ROWS, columns, tuple(want.items()))
+
+    def _grow(self, schema: pa.Schema) -> None:
+        """Adds columns that the table lacks, and changes those of another type."""
+        oid = relation_of(self._session, self._relation.schema, self._relation.name)
+        if oid is None:
+            return
+        want, have = types_of(schema), columns_of(self._session, oid[0])
+        for name, kind in want.items():
+            column = quote_column(name)
+            if name not in have:
+                change = f"ADD COLUMN {column} {kind}"
+            elif have[name].kind != kind:
+                change = f"ALTER COLUMN {column} TYPE {kind} USING {column}::{kind}"
+            else:
+                continue
+            self._session.run(f"ALTER TABLE {self._relation.quoted} {change}")
+        if self._rows:
+            self._stage_rows(want)
 
     def _staging(self, name: str, columns: str, kind: object) -> str:
         return self._session.staging(name, self._relation.quoted, columns, kind)
@@ -188,11 +207,11 @@ class Table:
     @contextlib.contextmanager
     def kept_on_failure(self) -> Iterator[None]:
         """Forgets what is counted in the block if it raises."""
-        before = self.rows, self._rejected
+        before = self.rows, self._rejected, self._rows
         try:
             yield
         except BaseException:
-            self.rows, self._rejected = before
+            self.rows, self._rejected, self._rows = before
             raise
 
     def write(self, commit: Commit) -> Commit:
@@ -201,6 +220,8 @@ class Table:
         Raises:
             DataError: It refused one, and `on_error` is `fail`.
         """
+        if commit.schema is not None:
+            self._grow(commit.schema)
         commit = rejects.rejecting(commit, refusals.with_nul(commit.rows))
         for condition in commit.removals:
             self._remove(f"WHERE {condition}")

@@ -15,10 +15,10 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.postgres import refusals
 from dcp_rs.replication.postgres.relation import check_columns, check_new_name, resolve
 from dcp_rs.replication.postgres.session import Session
-from dcp_rs.replication.postgres.states import States
+from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
-from dcp_rs.replication.target import check_use, overtaken, refuse_variants
+from dcp_rs.replication.target import check_use, is_scalar, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -80,6 +80,24 @@ class PostgresTarget:
         """
         check_host(address)
         return cls(address.url, address.options.get("table", "documents"))
+
+    def stored(self) -> State | None:
+        """See `dcp_rs.replication.GrowingTarget.stored`."""
+        with refusals.explained(self._name, self._adbc.Error):
+            session = self._shared or Session(self._adbc, self._uri)
+            try:
+                if not has_states(session):
+                    return None
+                with session.transaction():
+                    found = States(session).find(resolve(session, self._name), self._name)
+            finally:
+                if self._shared is None:
+                    session.close()
+        return None if found is None else found.state
+
+    def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
+        """See `dcp_rs.replication.GrowingTarget.widens`."""
+        return is_scalar(old) and is_scalar(new)
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""

@@ -1,0 +1,163 @@
+"""Decodes the documents of a table apart from its stream."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs import _dcp_rs
+from dcp_rs.documents import MALFORMED
+from dcp_rs.schema import columns as change_columns
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_rs.replication.state import Nested
+
+EXTRA = "_extra"
+"""Column of JSON with what no other column holds."""
+
+_FLAGS = "_flags"
+# What a document is to its columns: a sum of these.
+HAS_UNMAPPED, HAS_MALFORMED, IS_MALFORMED = 1, 2, 4
+
+# Columns that PostgreSQL has in every table, and ours that are no columns of a stream.
+_OTHERS = ("ctid", "xmin", "xmax", "cmin", "cmax", "tableoid", "generation", "_deleted_at")
+RESERVED = (
+    *(each.name for each in change_columns()),
+    *_OTHERS,
+    MALFORMED,
+    "_malformed_fields",
+    EXTRA,
+)
+"""Names that columns of inferred schemas do not have."""
+
+
+class Documents(NamedTuple):
+    """Documents, as the engine takes them.
+
+    Attributes:
+        offsets: Where each begins in the bytes, and where the last one ends.
+        bytes: The bytes.
+        kinds: For each row 0 for none, 1 for JSON or 2 for another document.
+    """
+
+    offsets: memoryview
+    bytes: memoryview
+    kinds: memoryview
+
+    @classmethod
+    def of(cls, changes: pa.Table, only: pa.Array | None = None) -> Documents:
+        """Returns the documents of changes, with the columns of a stream.
+
+        Args:
+            changes: The changes.
+            only: Whether each row counts.
+        """
+        is_document = pc.equal(changes["op"], "mutation")
+        if only is not None:
+            is_document = pc.and_(is_document, only)
+        is_json = pc.fill_null(pc.equal(changes["datatype"], "json"), False)
+        kinds = pc.if_else(is_document, pc.if_else(is_json, 1, 2), 0).cast(pa.uint8())
+        found = bytes_of(changes).combine_chunks()
+        _, offsets, data = found.buffers()
+        ends = _view(offsets).cast("i")[found.offset : found.offset + len(found) + 1]
+        if not len(found):
+            ends = memoryview(b"\0\0\0\0").cast("i")
+        return cls(ends, _view(data), _view(_array(kinds).buffers()[1])[: len(found)])
+
+
+def bytes_of(changes: pa.Table) -> pa.ChunkedArray:
+    """Returns the documents of changes as bytes."""
+    found = changes["value"].cast(pa.binary())
+    if MALFORMED in changes.column_names:
+        found = pc.coalesce(found, changes[MALFORMED])
+    return found
+
+
+def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    # An array of its own, that begins at its first buffer's beginning.
+    chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    return pa.concat_arrays([pa.array([], column.type), *chunks])
+
+
+def _view(buffer: pa.Buffer | None) -> memoryview:
+    return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
+
+
+class Decoded(NamedTuple):
+    """What documents are in columns.
+
+    Attributes:
+        columns: The columns by name, with the notes of what does not fit.
+        flags: What each document is to its columns.
+    """
+
+    columns: dict[str, pa.Array]
+    flags: pa.Array
+
+    def has(self, flag: int) -> pa.Array:
+        """Returns whether each document has a flag."""
+        return pc.not_equal(pc.bit_wise_and(self.flags, pa.scalar(flag, pa.int8())), 0)
+
+
+class Decoder:
+    """Decodes documents to the columns of a schema.
+
+    Args:
+        schema: The schema as text.
+        nested: What becomes of objects.
+        prefix: Prefix of the names of columns; `None` to find names that are free.
+        is_exact: Whether a number that its column would round does not fit.
+        keeps_rest: Whether a document of which a value does not fit keeps the other values.
+
+    Raises:
+        ConfigError: The schema is wrong.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        nested: Nested = "json",
+        *,
+        prefix: str | None = None,
+        is_exact: bool,
+        keeps_rest: bool = True,
+    ) -> None:
+        self._inner = _dcp_rs.DocumentDecoder(
+            {
+                "schema": schema,
+                "nested": nested,
+                "reserved": list(RESERVED),
+                "prefix": prefix,
+                "is_exact": is_exact,
+                "keeps_extra": True,
+                "keeps_rest": keeps_rest,
+            }
+        )
+        self.keeps_rest = keeps_rest
+        self.names: Sequence[str] = self._inner.names
+        self.schema: str = self._inner.schema
+        self.fields: list[pa.Field] = [
+            each for each in pa.schema(self._inner) if each.name != _FLAGS
+        ]
+
+    def decode(self, changes: pa.Table) -> Decoded:
+        """Decodes the documents of changes."""
+        found = pa.record_batch(self._inner.decode(*Documents.of(changes)))
+        columns = dict(zip(found.schema.names, found.columns, strict=True))
+        return Decoded(columns, columns.pop(_FLAGS))
+
+    def grown(
+        self, changes: pa.Table, only: pa.Array, *, adds_fields: bool, widens_types: bool
+    ) -> str:
+        """Returns a schema whose columns hold these documents, too."""
+        given = Documents.of(changes, only)
+        return self._inner.grown(*given, adds_fields, widens_types)
+
+
+def new_inference(nested: Nested, *, examples: bool = False) -> _dcp_rs.Inference:
+    """Returns what documents are added to, to infer the schema that holds them."""
+    return _dcp_rs.Inference({"nested": nested, "reserved": list(RESERVED), "examples": examples})
