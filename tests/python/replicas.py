@@ -25,8 +25,11 @@ class Gauge:
     """A gauge of `prometheus_client`, as far as the guide uses it, with all its values."""
 
     def __init__(self, *_):
-        self.values = []
+        self.values, self.by_labels = [], {}
         self.set = self.values.append
+
+    def labels(self, **labels):
+        return self.by_labels.setdefault(tuple(labels.values()), Gauge())
 
     def set_to_current_time(self):
         self.set(time.time())

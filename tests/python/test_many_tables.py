@@ -319,6 +319,19 @@ def test_a_misspelt_collection_is_refused_at_the_start(cluster, tmp_path):
     assert not (tmp_path / "x.duckdb").exists()
 
 
+def test_the_guides_gauges_have_the_changes_of_each_table(cluster, written, tmp_path):
+    names = replicas.gauges_of_the_guide()
+    replicas.replicate(
+        cluster, f"duckdb://{tmp_path}/x.duckdb", tables="collection", on_progress=names["publish"]
+    )
+    changes = {name: gauge.values[-1] for (name,), gauge in names["of_tables"].by_labels.items()}
+    assert changes == {
+        "_default___default": 40,
+        "inventory__airline": 40,
+        "inventory__hotel": 40,
+    }
+
+
 # ----- crashes between the tables of a commit -----
 
 

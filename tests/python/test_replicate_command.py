@@ -10,6 +10,8 @@ import time
 import pytest
 
 import replicas
+from dcp_rs.cli.replicate import Line
+from dcp_rs.replication import Progress, TableProgress
 from replicas import Written
 
 
@@ -74,6 +76,32 @@ def test_a_table_for_each_collection(cluster, start, tmp_path):
     _, errors = process.communicate(timeout=60)
     assert process.returncode != 0
     assert "by a template" in errors
+
+
+def of_tables(changes, phase="following"):
+    """Progress of tables with so many changes each."""
+    tables = {
+        name: TableProgress(generation=1, changes=number, commits=1, malformed=0, rejected=0)
+        for name, number in changes.items()
+    }
+    return Progress(
+        phase=phase, generation=1, changes=sum(changes.values()), commits=2, bytes=0, rollbacks=0,
+        malformed=0, rejected=0, lag=0, lag_by_vbucket={}, uncommitted=0, elapsed=1.0,
+        changes_per_second=5.0, seconds_since_commit=0.0, tables=tables,
+    )  # fmt: skip
+
+
+def test_a_line_names_the_busiest_of_many_tables_and_sums_up_the_others():
+    line = Line()
+    first = {f"quiet_{number:03}": 2 for number in range(998)} | {"orders": 50, "carts": 60}
+    shown = line(of_tables(first))
+    assert shown.endswith("1,000 tables: carts +60, orders +50, quiet_000 +2, 997 more +1,994")
+    later = first | {"orders": 1_250, "quiet_007": 3}
+    assert line(of_tables(later)).endswith("0 behind, 1,000 tables: orders +1,200, quiet_007 +1")
+    assert line(of_tables(later)).endswith(", 1,000 tables"), "counted from the line before"
+    # At the end, since the start.
+    done = line(of_tables({"a": 1, "b": 2}, phase="done"))
+    assert done == "dcp-rs: done: generation 1, 3 changes in 2 commits, 2 tables: b +2, a +1"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -16,13 +16,16 @@ from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import FrameType
 
     from dcp_rs.client import ConnectionOptions
-    from dcp_rs.replication import Progress
+    from dcp_rs.replication import Progress, TableProgress
 
 # Modules whose errors are reported without a traceback, or are bugs.
 _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
+# Tables that are named in a line of progress.
+_BUSIEST = 3
 
 
 @command(
@@ -125,7 +128,7 @@ def replicate(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
     reporter = Reporter()
-    show = _as_json if as_json else _as_line
+    show = _as_json if as_json else Line()
 
     def take(progress: Progress) -> None:
         if reporter.is_due():
@@ -148,21 +151,48 @@ def replicate(
         reporter.close()
 
 
-def _as_line(progress: Progress) -> str:
-    parts = [
-        f"{progress.phase}: generation {progress.generation}",
-        f"{_counted(progress.changes, 'change')} in {_counted(progress.commits, 'commit')}",
-    ]
-    if progress.phase != "done":
-        parts += [
-            f"{progress.changes_per_second:.0f}/s",
-            "lag unknown" if progress.lag is None else f"{progress.lag} behind",
+class Line:
+    """Shows progress as a line, which names the tables that were busiest since the line before."""
+
+    def __init__(self) -> None:
+        self._before: Mapping[str, TableProgress] = {}
+
+    def __call__(self, progress: Progress) -> str:
+        """Returns the line."""
+        parts = [
+            f"{progress.phase}: generation {progress.generation}",
+            f"{_counted(progress.changes, 'change')} in {_counted(progress.commits, 'commit')}",
         ]
-        if progress.seconds_left is not None and progress.lag:
-            parts.append(f"{progress.seconds_left:.0f} s left")
-    parts += [f"{progress.malformed} malformed"] if progress.malformed else []
-    parts += [f"{progress.rejected} rejected"] if progress.rejected else []
-    return f"dcp-rs: {', '.join(parts)}"
+        is_done = progress.phase == "done"
+        if not is_done:
+            parts += [
+                f"{progress.changes_per_second:.0f}/s",
+                "lag unknown" if progress.lag is None else f"{progress.lag} behind",
+            ]
+            if progress.seconds_left is not None and progress.lag:
+                parts.append(f"{progress.seconds_left:.0f} s left")
+        parts += [f"{progress.malformed} malformed"] if progress.malformed else []
+        parts += [f"{progress.rejected} rejected"] if progress.rejected else []
+        parts += [_by_table(progress.tables, {} if is_done else self._before)] * bool(
+            progress.tables
+        )
+        self._before = progress.tables
+        return f"dcp-rs: {', '.join(parts)}"
+
+
+def _by_table(tables: Mapping[str, TableProgress], before: Mapping[str, TableProgress]) -> str:
+    """Returns the changes of the busiest tables, and those of the others together."""
+    changes = {
+        name: table.changes - (before[name].changes if name in before else 0)
+        for name, table in tables.items()
+    }
+    busy = sorted((name for name in changes if changes[name]), key=lambda name: -changes[name])
+    shown = [f"{name} +{changes[name]:,}" for name in busy[:_BUSIEST]]
+    rest = len(busy) - len(shown)
+    if rest:
+        shown.append(f"{rest:,} more +{sum(changes[name] for name in busy[_BUSIEST:]):,}")
+    told = f": {', '.join(shown)}" if shown else ""
+    return f"{_counted(len(tables), 'table')}{told}"
 
 
 def _counted(number: int, what: str) -> str:
