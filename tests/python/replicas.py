@@ -267,7 +267,7 @@ class OfMany:
             catalog = self.database.catalog()
             names = {name for _, name in catalog.list_tables("default")}
         else:
-            names = {each.name for each in self.database.folder.iterdir()}
+            names = {each.name for each in self.database.folder.iterdir() if each.is_dir()}
         return {name for name in names if not name.endswith(("_rejected", ".db"))}
 
     def rows(self, name):

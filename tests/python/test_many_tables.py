@@ -319,7 +319,8 @@ def test_a_misspelt_collection_is_refused_at_the_start(cluster, tmp_path):
     assert not (tmp_path / "x.duckdb").exists()
 
 
-def test_the_guides_gauges_have_the_changes_of_each_table(cluster, written, tmp_path):
+@pytest.mark.usefixtures("written")
+def test_the_guides_gauges_have_the_changes_of_each_table(cluster, tmp_path):
     names = replicas.gauges_of_the_guide()
     replicas.replicate(
         cluster, f"duckdb://{tmp_path}/x.duckdb", tables="collection", on_progress=names["publish"]

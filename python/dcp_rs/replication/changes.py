@@ -25,7 +25,7 @@ from dcp_rs.replication.target import DELETED, IDENTITY
 from dcp_rs.schema import Schema
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from dcp_rs.replication.decoding import Decoder
     from dcp_rs.replication.state import Decision, Mode
@@ -262,23 +262,36 @@ class Reduced:
     cleared: dict[tuple[int, int], set[int]] = field(default_factory=dict)
     replaces_others: bool = False
 
-    def removals(self, generation: int) -> list[str]:
+    def removals(self, generation: int, unread: Callable[[int], bool]) -> list[str]:
         """Returns the conditions that select the rows of collections that were cleared.
+
+        Args:
+            generation: Generation of the rows.
+            unread: Says of a vBucket that the table has no rows of it.
 
         Rows of smaller epochs and generations stay until the end of the catch-up that reads them
         again, in which the collection begins again too.
         """
         sign = "<>" if self.replaces_others else "="
+        read = {
+            place: [vbucket for vbucket in vbuckets if not unread(vbucket)]
+            for place, vbuckets in self.cleared.items()
+        }
         return [
             f"collection_id {sign} {collection} AND generation = {generation} AND epoch = {epoch}"
             f" AND {vbuckets_in(vbuckets)}"
-            for (collection, epoch), vbuckets in self.cleared.items()
+            for (collection, epoch), vbuckets in read.items()
+            if vbuckets
         ]
 
 
 def vbuckets_in(vbuckets: Iterable[int]) -> str:
     """Returns a condition in SQL that selects vBuckets."""
-    return f"vbucket IN ({', '.join(map(str, sorted(vbuckets)))})"
+    chosen = sorted(vbuckets)
+    # A list of a thousand takes a database longer to parse than the rows to remove.
+    if chosen[-1] - chosen[0] == len(chosen) - 1:
+        return f"vbucket BETWEEN {chosen[0]} AND {chosen[-1]}"
+    return f"vbucket IN ({', '.join(map(str, chosen))})"
 
 
 def reduce(
@@ -454,6 +467,10 @@ class FirstSnapshots:
     def __init__(self, *, is_possible: bool, seen: Iterable[int] = ()) -> None:
         self._is_possible = is_possible
         self._ends: dict[int, int] = dict.fromkeys(seen, -1)
+
+    def is_unread(self, vbucket: int) -> bool:
+        """Whether no document of a vBucket was among the changes, in a table that was empty."""
+        return self._is_possible and vbucket not in self._ends
 
     def hold(self, changes: pa.Table) -> bool:
         """Whether all documents of the next changes belong to these first snapshots."""

@@ -27,9 +27,10 @@ from dcp_rs.replication.group import Buffer, Group
 from dcp_rs.replication.names import is_pattern
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.table import LostPosition
+from dcp_rs.replication.waiting import Limits, due
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
@@ -48,8 +49,17 @@ _TICK = 0.1
 _REPORT = 1.0
 # Seconds between looks for collections that no stream would notice.
 _LOOK = 5.0
-# Seconds after which the position of a table without changes is committed with the others'.
+# Seconds after which the position of a table without changes is committed; of more tables than
+# these, one after the other, in as many seconds. And how many at once.
 _QUIET = 120.0
+_QUIET_AT_ONCE = 10
+# Share of `commit_bytes` that several tables may have read before it is known which has what.
+_SHARE_READ = 4
+# How many times `commit_interval` tables wait while changes come faster than they are committed: a
+# commit of few rows costs a table as much as one of many.
+_PATIENCE = 10
+# Tables in a commit, of which all are in memory, in a transaction if the target has one for them.
+_TOGETHER = 100
 # What a replication is doing, if its streams do different things.
 _BY_WEIGHT: tuple[Phase, ...] = ("loading", "rereading", "catching up", "following", "done")
 
@@ -104,8 +114,7 @@ class Replication:
                 if not any(has_moved):
                     self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
             for group in self._groups:
-                group.buffer.checkpoint = group.buffer.checkpoint or group.position
-                self._commit(group, is_due=True)
+                self._commit_all(group, is_due=True)
             if self._settings.once and not stop.is_set():
                 self._phase = "done"
             return self._report()
@@ -117,10 +126,15 @@ class Replication:
 
     def _new_buffer(self) -> Buffer:
         settings = self._settings
-        return Buffer(settings.commit_rows, settings.commit_bytes, settings.commit_interval)
+        share = 1 if self._tables.are_one else _SHARE_READ
+        size = settings.commit_bytes // share
+        return Buffer(settings.commit_rows, size, settings.commit_interval)
 
     def _seconds_left(self) -> float:
-        return min(group.buffer.seconds_left() for group in self._groups)
+        found = [group.buffer.seconds_left() for group in self._groups]
+        ends = time.monotonic() - self._settings.commit_interval
+        found += [each.waits_since - ends for each in self._groups if each.waits_since is not None]
+        return min(found)
 
     # ----- opening -----
 
@@ -214,15 +228,19 @@ class Replication:
             return True
         if read is not None:
             self._take(group, read)
-        elif group.buffer.is_full():
+        elif group.buffer.is_due() or self._waits_long(group):
             self._commit(group)
         return read is not None
+
+    def _waits_long(self, group: Group) -> bool:
+        since = group.waits_since
+        return since is not None and time.monotonic() - since >= self._settings.commit_interval
 
     def _begin_again(self, group: Group, error: BucketNotFoundError | StreamEndedError) -> None:
         """Opens streams of another bucket, or of the collections that are left, again."""
         self._client_is_outdated = isinstance(error, BucketNotFoundError)
         for each in self._groups if self._client_is_outdated else [group]:
-            self._commit(each)
+            self._commit_all(each)
             self._catch_up(each)
         _log.warning("the stream is opened again: %s", error)
 
@@ -238,15 +256,15 @@ class Replication:
             return
         group.buffer.add(read.batch, read.checkpoint)
         if not group.until_now and self._needs_catch_up(group, read.batch):
-            self._commit(group)
+            self._commit_all(group)
             self._catch_up(group)
-        elif group.buffer.is_full():
+        elif group.buffer.is_due():
             self._commit(group)
 
     def _end(self, group: Group) -> None:
         """Goes on from the end of a group's stream."""
         once = self._settings.once
-        self._commit(group, is_caught_up=group.until_now, is_due=once or len(self._groups) > 1)
+        self._commit_all(group, is_caught_up=group.until_now, is_due=once or len(self._groups) > 1)
         group.close()
         if group.until_now and self._settings.on_drop == "drop":
             self._tables.drop(group)
@@ -262,7 +280,7 @@ class Replication:
     def _join(self, group: Group) -> None:
         """Has the first group's stream read the tables of another one, which has caught up."""
         first = self._groups[0]
-        self._commit(first, is_due=True)
+        self._commit_all(first, is_due=True)
         # Its end tells whether the server still has what tables have beyond the stream's beginning.
         self._catch_up(first)
         first.tables |= group.tables
@@ -273,6 +291,9 @@ class Replication:
         for group in self._groups:
             for name in tables:
                 group.tables.pop(name, None)
+        for table in tables.values():
+            # Its own stream brings them.
+            table.waiting.forget()
         names = [str(name) for name in tables]
         _log.info("%s read by a stream of their own", ", ".join(names))
         self._groups.append(Group(tables, names, self._new_buffer()))
@@ -299,41 +320,99 @@ class Replication:
 
     # ----- committing -----
 
-    def _commit(self, group: Group, *, is_caught_up: bool = False, is_due: bool = False) -> None:
-        """Commits what was read; the end of a catch-up also if it only changes the state."""
+    def _commit(self, group: Group) -> None:
+        """Commits what is due of what was read."""
+        settings, now = self._settings, time.monotonic()
+        # Otherwise it is the interval that has passed.
+        is_busy = group.buffer.is_full()
+        self._route(group)
+        if group.position is None:
+            return
+        tables = list(group.tables.values())
+        if self._tables.are_one:
+            self._commit_tables(group, tables, is_due=tables)
+            return
+        limits = Limits(
+            settings.commit_rows,
+            settings.commit_bytes - settings.commit_bytes // _SHARE_READ,
+            settings.commit_interval * (_PATIENCE if is_busy else 1),
+        )
+        idle = [table for table in tables if not table.waiting.rows]
+        quiet = max(_QUIET, len(tables))
+        late = [table for table in idle if now - table.committed_at > quiet]
+        late.sort(key=lambda table: table.committed_at)
+        # Those that have nothing move on in memory.
+        chosen = due(tables, limits, now) + idle
+        self._commit_tables(group, chosen, is_due=late[:_QUIET_AT_ONCE])
+
+    def _commit_all(
+        self, group: Group, *, is_caught_up: bool = False, is_due: bool = False
+    ) -> None:
+        """Commits everything that was read.
+
+        Args:
+            group: The stream.
+            is_caught_up: Whether it ends a catch-up, which may change only the state.
+            is_due: Whether to commit the positions of tables without changes.
+        """
+        self._route(group)
+        tables = list(group.tables.values())
+        is_due |= self._tables.are_one
+        self._commit_tables(
+            group, tables, is_caught_up=is_caught_up, is_due=tables if is_due else ()
+        )
+
+    def _route(self, group: Group) -> None:
+        """Gives what was read to the tables."""
+        since = group.buffer.since
         read = group.buffer.take(self._tables.layout.read)
         if read is None:
             return
-        changes, position = read
-        group.position = position
-        now = time.monotonic()
-        is_due |= self._tables.writes_each_position or now - group.committed_at > _QUIET
-        steps: list[tuple[Table, Step]] = []
-        lost: dict[str | None, Table] = {}
-        for table, part in self._tables.route(changes, group, self._groups):
-            try:
-                step = table.commit_of(
-                    part,
-                    position,
-                    is_caught_up=is_caught_up,
-                    is_due=is_due,
-                    collection_id=self._tables.collection_id(table),
-                )
-            except LostPosition:
-                lost[table.collection] = table
-                continue
-            if step is not None:
-                steps.append((table, step))
+        changes, group.position = read
         meter = self._meter
-        if steps:
-            self._tables.commit(steps)
-            meter.commits += 1
-            meter.committed_at = time.monotonic()
-        if is_due:
-            group.committed_at = now
-        meter.changes += sum(step.changes for _, step in steps)
         meter.bytes += changes.nbytes
         meter.rollbacks += len(reducing.rolled_back(changes))
+        for table, part in self._tables.route(changes, group, self._groups):
+            if len(part):
+                table.waiting.add(part, since)
+
+    def _commit_tables(
+        self,
+        group: Group,
+        tables: Sequence[Table],
+        *,
+        is_caught_up: bool = False,
+        is_due: Sequence[Table],
+    ) -> None:
+        """Commits what tables of a group have, and the positions of those that are due."""
+        due_ones = set(is_due)
+        lost: dict[str | None, Table] = {}
+        for first in range(0, len(tables), _TOGETHER):
+            steps: list[tuple[Table, Step]] = []
+            for table in tables[first : first + _TOGETHER]:
+                # Without a stream, that up to which the table was read.
+                position = group.position or table.position
+                if position is None:
+                    continue
+                try:
+                    step = table.commit_of(
+                        table.waiting.take(self._tables.layout.read),
+                        position,
+                        is_caught_up=is_caught_up,
+                        is_due=table in due_ones,
+                        collection_id=self._tables.collection_id(table),
+                    )
+                except LostPosition:
+                    lost[table.collection] = table
+                    continue
+                if step is not None:
+                    steps.append((table, step))
+            if steps:
+                self._tables.commit(steps)
+                self._meter.commits += 1
+                self._meter.committed_at = time.monotonic()
+            self._meter.changes += sum(step.changes for _, step in steps)
+        group.note_waiting()
         if lost:
             self._part(lost)
         self._report()

@@ -507,9 +507,11 @@ class DuckDBTarget:
         settled = commit.settled
         if settled.num_rows:
             settled = settled.set_column(1, "key", settled["key"].cast(pa.binary()))
-        with self._registered(
-            _rows=commit.rows, _deletes=commit.deletes, _settled=settled, _rejects=commit.rejects
-        ):
+        given = {"_rows": commit.rows, "_deletes": commit.deletes, "_rejects": commit.rejects}
+        if self._has_rejects:
+            given["_settled"] = settled
+        # It takes a few milliseconds to make one known.
+        with self._registered(**{name: table for name, table in given.items() if len(table)}):
             yield commit
 
     def _write(self, commit: Commit) -> None:
@@ -547,7 +549,8 @@ class DuckDBTarget:
         if self._has_rejects and commit.state.mode == "table":
             for condition in commit.removals:
                 self._run(f"DELETE FROM {self._rejects} WHERE {condition}")  # noqa: S608 - integers
-            self._run(f"DELETE FROM {self._rejects} t USING _settled d WHERE {_SAME}")  # noqa: S608
+            if len(commit.settled):
+                self._run(f"DELETE FROM {self._rejects} t USING _settled d WHERE {_SAME}")  # noqa: S608
         if not len(commit.rejects):
             return
         if not self._has_rejects:

@@ -24,8 +24,8 @@ class _Closes(Protocol):
     def close(self) -> None: ...
 
 
-# Folders below the one of the database in which tables are looked for.
-_DEPTH = 3
+DEPTH = 3
+"""Levels of folders below the one of the database in which tables are looked for."""
 # What the name of a folder ends with that is being removed.
 _DROPPED = ".dropped"
 
@@ -70,7 +70,7 @@ class FolderOfTables(Generic[_T]):
                 if state is not None and state.collection is not None:
                     found[str(place)] = state.collection
                 folders.clear()
-            elif len(place.parts) >= _DEPTH:
+            elif len(place.parts) >= DEPTH:
                 folders.clear()
         return found
 
@@ -85,9 +85,9 @@ class FolderOfTables(Generic[_T]):
     def target(self, table: str) -> _T:
         """See `dcp_rs.replication.Database.target`."""
         parts = Path(table).parts
-        if not parts or Path(table).is_absolute() or ".." in parts or len(parts) > _DEPTH:
+        if not parts or Path(table).is_absolute() or ".." in parts or len(parts) > DEPTH:
             raise ConfigError(
-                f"{table!r} is no folder below that of the tables, at most {_DEPTH} levels deep",
+                f"{table!r} is no folder below that of the tables, at most {DEPTH} levels deep",
                 option="tables",
             )
         made = self.make(self._folder / table)

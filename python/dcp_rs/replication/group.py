@@ -44,10 +44,19 @@ class Buffer:
         self._bytes += batch.nbytes
         self.checkpoint = checkpoint
 
+    @property
+    def since(self) -> float:
+        """When the first change was added."""
+        return self._since
+
     def is_full(self) -> bool:
-        """Whether to commit now."""
+        """Whether there are so many changes that they are to be committed now."""
         rows, size, _ = self._limits
-        return self.rows >= rows or self._bytes >= size or self.seconds_left() <= 0
+        return self.rows >= rows or self._bytes >= size
+
+    def is_due(self) -> bool:
+        """Whether to commit now."""
+        return self.is_full() or self.seconds_left() <= 0
 
     def seconds_left(self) -> float:
         """Returns the seconds until the next commit."""
@@ -89,8 +98,9 @@ class Group:
         # Whether it reads up to what the bucket has now, and then ends.
         self.until_now = True
         self.phase: Literal["opening", "reading", "idle", "complete"] = "opening"
-        self.committed_at = time.monotonic()
-        # Position up to which everything was taken from the buffer.
+        # When the oldest change was read that waits for the commit of its table.
+        self.waits_since: float | None = None
+        # Position up to which the stream's changes were taken from the buffer.
         self.position: Checkpoint | None = None
         self.stream: ChangeStream | None = None
         self._reader: Reader | None = None
@@ -111,11 +121,17 @@ class Group:
     @property
     def uncommitted(self) -> int:
         """Changes that were read and not committed."""
-        return self.buffer.rows + (0 if self._reader is None else self._reader.waiting)
+        waiting = sum(table.waiting.rows for table in self.tables.values())
+        return self.buffer.rows + waiting + (0 if self._reader is None else self._reader.waiting)
+
+    def note_waiting(self) -> None:
+        """Notes how long changes have waited for the commit of their table."""
+        found = [each.waiting.since for each in self.tables.values() if each.waiting.rows]
+        self.waits_since = min(found, default=None)
 
     def close(self) -> None:
         """Closes the stream. What was not taken is dropped."""
         if self._reader is not None:
             self._reader.close()
-        self.stream = self._reader = None
+        self.stream = self._reader = self.position = None
         self.phase = "opening"

@@ -12,7 +12,7 @@ from typing import IO, TYPE_CHECKING, ClassVar
 
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import CheckpointError, ConfigError
-from dcp_rs.replication.folder import FolderOfTables
+from dcp_rs.replication.folder import DEPTH, FolderOfTables
 from dcp_rs.replication.parquet_folder import Footer, NumberedFiles
 from dcp_rs.replication.rejects import SUFFIX, name_taken
 from dcp_rs.replication.state import State
@@ -35,6 +35,8 @@ _TIE = "dcp_rs.files"
 # What the footer of a file of rejects has.
 _REJECTS = "dcp_rs.rejects"
 _LOCK = ".dcp_rs.lock"
+# The lock of a folder of tables, which stands for those of its tables.
+_LOCK_OF_TABLES = ".dcp_rs.tables.lock"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class ParquetTarget:
 
     Args:
         folder: The folder; created if it does not exist.
+        is_locked: Whether the folder of tables that it is in is locked, so that its own lock is
+            held only while it is opened. Each lock needs an open file.
 
     Raises:
         ImportError: PyArrow is not installed.
@@ -74,8 +78,10 @@ class ParquetTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
     takes_rejects: ClassVar[bool] = True
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    def __init__(self, folder: str | os.PathLike[str], *, is_locked: bool = False) -> None:
         require_pyarrow("a Parquet target")
+        self._is_locked = is_locked
+        self._outer: list[IO[bytes]] = []
         # Another spelling of it, or a link to it, is the same folder.
         self._folder = Path(os.path.realpath(folder))
         self._log = NumberedFiles(self._folder)
@@ -112,7 +118,10 @@ class ParquetTarget:
         try:
             make_folder(self._folder)
             self._take_lock()
-            return self._open(schema)
+            state = self._open(schema)
+            if self._is_locked:
+                self.close()
+            return state
         except BaseException as error:
             self._undo(missing)
             if isinstance(error, OSError):
@@ -248,6 +257,8 @@ class ParquetTarget:
         return ""
 
     def _take_lock(self) -> None:
+        if not self._is_locked:
+            self._take_outer_locks()
         path = self._folder / _LOCK
         self._has_made_lock = not path.exists()
         self._lock = path.open("ab")
@@ -259,6 +270,17 @@ class ParquetTarget:
         if not is_it:
             self._has_made_lock = False
             raise overtaken(str(self._folder))
+
+    def _take_outer_locks(self) -> None:
+        """Has nobody else write to a folder of tables that it is in."""
+        for each in list(self._folder.parents)[:DEPTH]:
+            path = each / _LOCK_OF_TABLES
+            if path.exists():
+                self._outer.append(path.open("ab"))
+                try:
+                    fcntl.flock(self._outer[-1], fcntl.LOCK_SH | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise overtaken(str(self._folder)) from None
 
     def _undo(self, missing: list[Path]) -> None:
         """Removes the lock and the folders, if this attempt has made them."""
@@ -314,6 +336,9 @@ class ParquetTarget:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
+        for each in self._outer:
+            each.close()
+        self._outer.clear()
 
     def __repr__(self) -> str:
         return f"ParquetTarget({str(self._folder)!r})"
@@ -326,6 +351,11 @@ class ParquetDatabase(FolderOfTables[ParquetTarget]):
     scheme = "parquet"
     marker = _LOCK
 
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        super().__init__(folder)
+        self._lock: IO[bytes] | None = None
+        self._missing: list[Path] = []
+
     def state_in(self, folder: Path) -> State | None:
         """See `FolderOfTables`."""
         files = NumberedFiles(folder)
@@ -335,7 +365,36 @@ class ParquetDatabase(FolderOfTables[ParquetTarget]):
 
     def make(self, folder: Path) -> ParquetTarget:
         """See `FolderOfTables`."""
-        return ParquetTarget(folder)
+        if self._lock is None:
+            self._take_lock()
+        return ParquetTarget(folder, is_locked=True)
+
+    def _take_lock(self) -> None:
+        """Locks the folder for all tables: a thousand locks would be a thousand open files."""
+        self._missing = [
+            each for each in (self._folder, *self._folder.parents) if not os.path.lexists(each)
+        ]
+        make_folder(self._folder)
+        try:
+            self._lock = (self._folder / _LOCK_OF_TABLES).open("ab")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise overtaken(str(self._folder)) from None
+        except OSError as error:
+            raise _unusable(self._folder, error) from error
+
+    def close(self) -> None:
+        """Closes the tables, and unlocks the folder; an empty one that it made is removed."""
+        super().close()
+        if self._lock is None:
+            return
+        if self._missing and len(list(self._folder.iterdir())) == 1:
+            (self._folder / _LOCK_OF_TABLES).unlink(missing_ok=True)
+            for each in self._missing:
+                with contextlib.suppress(OSError):
+                    each.rmdir()
+        self._lock.close()
+        self._lock = None
 
 
 def _unusable(folder: Path, error: OSError) -> ConfigError:

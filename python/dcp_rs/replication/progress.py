@@ -18,6 +18,8 @@ class TableProgress:
         commits: Commits made.
         malformed: Documents committed of which something is not in a column of its own.
         rejected: Changes committed to the table of rejects.
+        uncommitted: Changes that wait for a commit of the table. Those that were read last are
+            not yet known by table.
     """
 
     generation: int
@@ -25,6 +27,7 @@ class TableProgress:
     commits: int
     malformed: int
     rejected: int
+    uncommitted: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,6 +40,20 @@ class Decision:
     left_values: bool = False
 
 
+# The checkpoint that was written last. Tables that are committed together have the same, which has
+# a hundred kilobytes.
+_last: tuple[Checkpoint, str] | None = None
+
+
+def _quoted(checkpoint: Checkpoint) -> str:
+    """Returns the document of a checkpoint as a string of JSON."""
+    global _last  # noqa: PLW0603 - a memory of one
+    known = _last
+    if known is None or known[0] is not checkpoint:
+        known = _last = checkpoint, json.dumps(checkpoint.to_json())
+    return known[1]
+
+
 @dataclass(frozen=True, kw_only=True)
 class State:
     """State of a target, committed with the rows that it describes.
@@ -81,7 +95,7 @@ class State:
 
     def to_json(self) -> str:
         """Returns the state as a JSON document, which contains the checkpoint with its checksum."""
-        return json.dumps(
+        head = json.dumps(
             {
                 "format": _FORMAT,
                 "version": _WITHOUT_DECISION if self.decision is None else _VERSION,
@@ -93,10 +107,10 @@ class State:
                 "documents": self.documents,
                 **self._of_collection(),
                 **({} if self.decision is None else {"decision": asdict(self.decision)}),
-                "checkpoint": self.checkpoint.to_json(),
             },
             separators=(",", ":"),
         )
+        return f'{head[:-1]},"checkpoint":{_quoted(self.checkpoint)}}}'
 
     def _of_collection(self) -> dict[str, object]:
         if self.collection is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from dcp_rs.replication.progress import TableProgress
 from dcp_rs.replication.rejects import refuse, rejecting
 from dcp_rs.replication.state import Decision, State
 from dcp_rs.replication.target import IDENTITY, Commit, check_use
+from dcp_rs.replication.waiting import Waiting
 
 if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
@@ -77,6 +79,10 @@ class Table:
         self.state: State | None = None
         # Where it is; the state may be behind as long as there are no changes.
         self.position: Checkpoint | None = None
+        # Changes after the position.
+        self.waiting = Waiting()
+        # When its position was last committed.
+        self.committed_at = time.monotonic()
         self.commits = self.changes = self.malformed = self.rejected = 0
         self._schema: OwnSchema | None = None if isinstance(layout, Layout) else layout
         self._shared = layout if isinstance(layout, Layout) else None
@@ -191,6 +197,7 @@ class Table:
                 nothing has to be loaded.
         """
         state = self.state
+        self.waiting.forget()
         self._first = reducing.FirstSnapshots(is_possible=state is None)
         self._ahead, self._former = {}, ()
         generation = 1 if state is None else state.generation + 1
@@ -219,6 +226,7 @@ class Table:
 
     def go_on_from(self, start: Checkpoint) -> None:
         """Takes changes from a stream that begins at or before the table's position."""
+        self.waiting.forget()
         self._former = self.known.collection_ids
         have, begun = self.seqnos, start.seqnos
         self._ahead = {
@@ -249,6 +257,9 @@ class Table:
             LostPosition: The table has more than the stream, of a branch that the stream lacks.
         """
         state = self.known
+        if not (len(changes) or is_caught_up or is_due or self._ahead):
+            self.position = position
+            return None
         if self._ahead:
             changes, position = self._lacking(changes, position)
             if is_caught_up and self._ahead:
@@ -293,6 +304,7 @@ class Table:
     def committed(self, step: Step) -> None:
         """Notes that a commit was applied."""
         commit = step.commit
+        self.committed_at = time.monotonic()
         self.state = commit.state
         self._expected = self._layout.schema
         self._replaced = []
@@ -341,6 +353,8 @@ class Table:
         state = self.known
         if state.mode == "log":
             return self._of(changes, after)
+        vbuckets = changes["vbucket"].unique().to_pylist()
+        unread = {vbucket for vbucket in vbuckets if self._first.is_unread(vbucket)}
         are_first = self._first.hold(changes)
         reduced = reducing.reduce(
             changes,
@@ -357,7 +371,10 @@ class Table:
             commit,
             deletes=deletes.slice(0, 0) if are_first else deletes,
             settled=pa.concat_tables([reduced.written.select(IDENTITY), reduced.deletes]),
-            removals=[*reduced.removals(state.generation), *_outdated(state, after, rereading)],
+            removals=[
+                *reduced.removals(state.generation, unread.__contains__),
+                *_outdated(state, after, rereading),
+            ],
             has_new_rows_only=are_first,
         )
         return commit, unfit
@@ -416,6 +433,7 @@ class Table:
             commits=self.commits,
             malformed=self.malformed,
             rejected=self.rejected,
+            uncommitted=self.waiting.rows,
         )
 
 

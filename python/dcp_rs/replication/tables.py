@@ -56,8 +56,8 @@ class Tables(Protocol):
 
     layout: Layout
     """Which columns are read."""
-    writes_each_position: bool
-    """Whether a table's position is committed even if it has no changes."""
+    are_one: bool
+    """Whether there is one table, whose position is committed even if it has no changes."""
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """Opens the tables, grouped by the stream that each needs.
@@ -106,7 +106,7 @@ class OneTable:
         samples: Documents to read of each collection before columns are decided.
     """
 
-    writes_each_position = True
+    are_one = True
 
     def __init__(
         self,
@@ -203,7 +203,7 @@ class TablePerCollection:
         samples: Documents to read of each collection before its columns are decided.
     """
 
-    writes_each_position = False
+    are_one = False
 
     def __init__(
         self,

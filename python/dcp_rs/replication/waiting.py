@@ -1,0 +1,78 @@
+"""Changes that wait for the commit of their table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_rs.replication.table import Table
+
+
+class Waiting:
+    """The changes of a table that were read and not committed."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.bytes = 0
+        # When the first of them was read.
+        self.since = 0.0
+        self._parts: list[pa.Table] = []
+
+    def add(self, changes: pa.Table, since: float) -> None:
+        """Adds changes, of which the first was read at a moment."""
+        if not self._parts:
+            self.since = since
+        self._parts.append(changes)
+        self.rows += len(changes)
+        self.bytes += changes.nbytes
+
+    def take(self, schema: pa.Schema) -> pa.Table:
+        """Returns the changes as one table, and forgets them."""
+        none = pa.Table.from_batches([], schema)
+        found = pa.concat_tables([none, *self._parts])
+        self.forget()
+        return found
+
+    def forget(self) -> None:
+        """Forgets the changes, which a stream will bring again: no position counts them."""
+        self._parts, self.rows, self.bytes = [], 0, 0
+
+
+class Limits(NamedTuple):
+    """What makes tables commit.
+
+    Attributes:
+        rows: Changes of a table after which it commits.
+        bytes: Bytes of the changes that all tables may have waiting.
+        seconds: Seconds after its first change after which a table commits.
+    """
+
+    rows: int
+    bytes: int
+    seconds: float
+
+
+def due(tables: Sequence[Table], limits: Limits, now: float) -> list[Table]:
+    """Returns the tables that are to commit now.
+
+    A commit costs a table the same however few changes it has. So those that have most make room
+    for the others.
+    """
+    chosen, others = [], []
+    for table in tables:
+        waiting = table.waiting
+        if waiting.rows:
+            is_due = waiting.rows >= limits.rows or now - waiting.since >= limits.seconds
+            (chosen if is_due else others).append(table)
+    others.sort(key=lambda table: -table.waiting.bytes)
+    left = sum(table.waiting.bytes for table in others)
+    for table in others:
+        if left <= limits.bytes:
+            break
+        chosen.append(table)
+        left -= table.waiting.bytes
+    return chosen
