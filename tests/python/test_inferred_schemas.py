@@ -2,11 +2,13 @@
 
 import json
 
+import pyarrow as pa
 import pytest
 
 import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConfigError, DataError
+from dcp_rs.replication.sampling import Sampler
 from inferred import assert_holds, rows_of, types_of
 
 INFER = {"document_schema": "infer"}
@@ -413,6 +415,35 @@ def test_a_sample_is_spread_over_vbuckets_and_bounded(cluster):
     assert orders.document_schema == "id BIGINT"
     assert orders.fields[0].share == 1.0
     assert found["shop.users"].document_schema is None
+
+
+def test_a_sample_takes_a_few_documents_of_each_vbucket():
+    def changes(vbuckets):
+        count = len(vbuckets)
+        return pa.table(
+            {
+                "op": ["mutation"] * count,
+                "value": ["{}"] * count,
+                "vbucket": pa.array(vbuckets, pa.int32()),
+                "collection_id": [8] * count,
+            }
+        )
+
+    sampler = Sampler(limit=16, shares=1, vbuckets=8)
+    assert sampler.choose(changes([0] * 10 + [1] * 5)) == {8: [0, 1, 10, 11]}
+    # If only few vBuckets have documents, they give more.
+    assert len(sampler.choose(changes([0] * 1000))[8]) == 12
+    assert sampler.is_full(8)
+    assert not sampler.choose(changes([2]))
+
+
+def test_a_sample_is_bounded_in_bytes(monkeypatch):
+    monkeypatch.setattr("dcp_rs.replication.sampling._BYTES", 1000)
+    documents = {"op": ["mutation"] * 9, "value": ["x" * 100] * 9, "collection_id": [8] * 9}
+    sampler = Sampler(limit=100, shares=2, vbuckets=1)
+    chosen = sampler.choose(pa.table(documents | {"vbucket": pa.array([0] * 9, pa.int32())}))
+    assert len(chosen[8]) == 5, "half of the memory"
+    assert sampler.is_full(8)
 
 
 def test_a_sample_has_a_rare_collection_beside_a_large_one(cluster, monkeypatch):

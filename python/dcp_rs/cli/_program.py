@@ -20,6 +20,7 @@ from dcp_rs.cli.doctor import doctor
 from dcp_rs.cli.explain_rollback import explain_rollback
 from dcp_rs.cli.export import export
 from dcp_rs.cli.replicate import replicate
+from dcp_rs.cli.schema import schema
 from dcp_rs.cli.seqnos import lag, seqnos
 from dcp_rs.cli.serve import serve
 from dcp_rs.cli.show import show
@@ -70,7 +71,7 @@ def completion(shell: str) -> None:
 
 
 _COMMANDS = (
-    cat, tail, show, export, replicate, seqnos, lag, top, doctor, decode, explain_rollback,
+    cat, tail, show, export, replicate, schema, seqnos, lag, top, doctor, decode, explain_rollback,
     checkpoint, serve,
 )  # fmt: skip
 for _command in _COMMANDS:
