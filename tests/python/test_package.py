@@ -16,6 +16,7 @@ import pytest
 import dcp_rs
 import dcp_rs.spark
 from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
+from dcp_rs.replication import decoding
 from dcp_rs.spark.driver import Driver
 
 ERRORS = Path(__file__).parents[2] / "docs/reference/errors.md"
@@ -159,6 +160,8 @@ def test_every_class_of_the_extension_is_wrapped():
         "Checkpoint": dcp_rs.Checkpoint,
         "CheckpointLock": dcp_rs.FileStore,
         "Client": dcp_rs.Client,
+        "DocumentDecoder": decoding.Decoder,
+        "Inference": decoding.Inference,
         "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,
         "ReadPlan": dcp_rs.spark.Partition,

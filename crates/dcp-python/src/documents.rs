@@ -2,16 +2,17 @@
 
 use dcp_arrow::{
     DocumentDecoder as Decoder, DocumentSchema, GivenDocuments, GivenKind, Names, Nested,
-    Observations, SchemaError,
+    Observations, ObservedField, SchemaError,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict};
+use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arguments::Arguments;
 use crate::batch::Rows;
+use crate::classes::Class;
 use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
 
@@ -115,10 +116,10 @@ impl DocumentDecoder {
         &self,
         py: Python<'_>,
         offsets: PyBuffer<i32>,
-        bytes: PyBuffer<u8>,
+        data: PyBuffer<u8>,
         kinds: PyBuffer<u8>,
     ) -> PyResult<Rows> {
-        let given = Given::read(py, &offsets, &bytes, &kinds)?;
+        let given = Given::read(py, &offsets, &data, &kinds)?;
         let decoded = py.detach(|| self.decoder.decode(given.documents()));
         let failed = |error: arrow_schema::ArrowError| Failure::new(Kind::Dcp, error.to_string());
         Ok(Rows(decoded.map_err(failed)?))
@@ -129,19 +130,18 @@ impl DocumentDecoder {
         &self,
         py: Python<'_>,
         offsets: PyBuffer<i32>,
-        bytes: PyBuffer<u8>,
+        data: PyBuffer<u8>,
         kinds: PyBuffer<u8>,
         adds_fields: bool,
         widens_types: bool,
     ) -> PyResult<String> {
-        let given = Given::read(py, &offsets, &bytes, &kinds)?;
+        let given = Given::read(py, &offsets, &data, &kinds)?;
         let grown = py.detach(|| self.decoder.grown(given.documents(), adds_fields, widens_types));
         Ok(grown.to_ddl())
     }
 }
 
-/// Path, type, count and example of a field.
-type Field = (Vec<String>, Option<String>, u64, Option<String>);
+static INFERRED_FIELD: Class = Class::new("dcp_rs.replication.inferring", "InferredField");
 
 /// What documents were seen to have.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
@@ -174,10 +174,10 @@ impl Inference {
         &self,
         py: Python<'_>,
         offsets: PyBuffer<i32>,
-        bytes: PyBuffer<u8>,
+        data: PyBuffer<u8>,
         kinds: PyBuffer<u8>,
     ) -> PyResult<()> {
-        let given = Given::read(py, &offsets, &bytes, &kinds)?;
+        let given = Given::read(py, &offsets, &data, &kinds)?;
         py.detach(|| given.documents().observe(&mut self.seen()));
         Ok(())
     }
@@ -188,17 +188,40 @@ impl Inference {
         self.names.inferred(&self.seen()).map(|schema| schema.to_ddl())
     }
 
-    /// How many documents were JSON objects, other JSON, and no JSON.
+    /// Documents that are JSON objects.
     #[getter]
-    fn counts(&self) -> (u64, u64, u64) {
-        let seen = self.seen();
-        (seen.objects, seen.others, seen.binary)
+    fn objects(&self) -> u64 {
+        self.seen().objects
     }
 
-    /// The fields.
+    /// Documents that are other JSON.
     #[getter]
-    fn fields(&self) -> Vec<Field> {
-        let fields = self.seen().fields(self.names.nested()).into_iter();
-        fields.map(|field| (field.path, field.kind, field.count, field.example)).collect()
+    fn others(&self) -> u64 {
+        self.seen().others
+    }
+
+    /// Documents that are not JSON.
+    #[getter]
+    fn binary(&self) -> u64 {
+        self.seen().binary
+    }
+
+    /// The fields, as `dcp_rs.replication.InferredField`.
+    #[getter]
+    fn fields<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
+        let (fields, objects) = {
+            let seen = self.seen();
+            (seen.fields(self.names.nested()), seen.objects.max(1))
+        };
+        let field = |field: ObservedField| {
+            let of = PyDict::new(py);
+            of.set_item("path", PyTuple::new(py, field.path)?)?;
+            of.set_item("type", field.kind)?;
+            #[expect(clippy::cast_precision_loss, reason = "counts of a sample are small")]
+            of.set_item("share", field.count as f64 / objects as f64)?;
+            of.set_item("example", field.example)?;
+            INFERRED_FIELD.call(&of)
+        };
+        fields.into_iter().map(field).collect()
     }
 }

@@ -14,6 +14,7 @@ from dcp_rs.schema import columns as change_columns
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dcp_rs.replication.inferring import InferredField
     from dcp_rs.replication.state import Nested
 
 EXTRA = "_extra"
@@ -158,6 +159,44 @@ class Decoder:
         return self._inner.grown(*given, adds_fields, widens_types)
 
 
-def new_inference(nested: Nested, *, examples: bool = False) -> _dcp_rs.Inference:
-    """Returns what documents are added to, to infer the schema that holds them."""
-    return _dcp_rs.Inference({"nested": nested, "reserved": list(RESERVED), "examples": examples})
+class Inference:
+    """What documents were seen to have, to infer the schema that holds them.
+
+    Args:
+        nested: What becomes of objects.
+        examples: Whether to keep an example of each field.
+    """
+
+    def __init__(self, nested: Nested, *, examples: bool = False) -> None:
+        self._inner = _dcp_rs.Inference(
+            {"nested": nested, "reserved": list(RESERVED), "examples": examples}
+        )
+
+    def add(self, changes: pa.Table) -> None:
+        """Adds the documents of changes."""
+        self._inner.add(*Documents.of(changes))
+
+    @property
+    def objects(self) -> int:
+        """Documents that are JSON objects."""
+        return self._inner.objects
+
+    @property
+    def others(self) -> int:
+        """Documents that are other JSON."""
+        return self._inner.others
+
+    @property
+    def binary(self) -> int:
+        """Documents that are not JSON."""
+        return self._inner.binary
+
+    @property
+    def schema(self) -> str | None:
+        """The schema as text; `None` if no column can be made."""
+        return self._inner.schema
+
+    @property
+    def fields(self) -> list[InferredField]:
+        """The fields."""
+        return self._inner.fields

@@ -20,7 +20,7 @@ class InferredField:
     Attributes:
         path: Names from the document to the field.
         type: Type of a column that holds every value; `None` if only nulls were seen.
-        share: Share of the documents, or of the objects around it, that have the field.
+        share: Share of the JSON objects among the documents that have the field.
         example: The beginning of a value's JSON text, if examples were asked for.
     """
 
@@ -76,7 +76,7 @@ def infer_schemas(
         ImportError: PyArrow is not installed.
     """
     require_pyarrow("infer_schemas")
-    from dcp_rs.replication.decoding import Decoder, new_inference
+    from dcp_rs.replication.decoding import Decoder, Inference
     from dcp_rs.replication.sampling import sample as read
 
     _checks.instance("client", client, Client, "a Client")
@@ -89,21 +89,15 @@ def infer_schemas(
         None if collections is None else _checks.names("collections", collections)
     )
     found: dict[str, InferredSchema] = {}
-    seen = read(client, ids, lambda _name: new_inference(nested, examples=examples), sample)
+    seen = read(client, ids, lambda _name: Inference(nested, examples=examples), sample)
     for name, inference in seen.items():
-        objects, others, binary = inference.counts
         text = inference.schema
         is_clear = text is None or Decoder(text, is_exact=False).names == _names(text)
         found[name] = InferredSchema(
-            documents=objects + others + binary,
+            documents=inference.objects + inference.others + inference.binary,
             document_schema=text,
             prefix="" if is_clear else "doc_",
-            fields=tuple(
-                InferredField(
-                    path=tuple(path), type=kind, share=count / max(objects, 1), example=example
-                )
-                for path, kind, count, example in inference.fields
-            ),
+            fields=tuple(inference.fields),
         )
     return found
 

@@ -10,13 +10,13 @@ import pyarrow.compute as pc
 
 from dcp_rs.documents import MALFORMED, DocumentSchema
 from dcp_rs.options import BatchPolicy
-from dcp_rs.replication.decoding import Documents, bytes_of
+from dcp_rs.replication.decoding import bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from dcp_rs import _dcp_rs
     from dcp_rs.client import Client
+    from dcp_rs.replication.decoding import Inference
 
 # Bytes of documents to infer from, of all collections.
 _BYTES = 256 * 1024 * 1024
@@ -81,9 +81,9 @@ class Sampler:
 def sample(
     client: Client,
     collections: Mapping[str, int],
-    make: Callable[[str], _dcp_rs.Inference],
+    make: Callable[[str], Inference],
     limit: int,
-) -> dict[str, _dcp_rs.Inference]:
+) -> dict[str, Inference]:
     """Reads documents of collections.
 
     It reads at most what the bucket has now, and stops as soon as it has enough of each.
@@ -117,7 +117,7 @@ def _read(
     client: Client,
     collections: Mapping[int, str],
     sampler: Sampler,
-    found: Mapping[str, _dcp_rs.Inference],
+    found: Mapping[str, Inference],
 ) -> bool:
     """Reads documents; returns whether it has read all, or enough."""
     wasted = 0
@@ -137,7 +137,7 @@ def _read(
             chosen = sampler.choose(changes)
             for number, indices in chosen.items():
                 if number in collections:
-                    found[collections[number]].add(*Documents.of(changes.take(indices)))
+                    found[collections[number]].add(changes.take(indices))
             if all(map(sampler.is_full, collections)):
                 return True
             wasted += len(changes) - sum(map(len, chosen.values()))

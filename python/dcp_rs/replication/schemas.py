@@ -20,15 +20,13 @@ from dcp_rs.replication.decoding import (
     IS_MALFORMED,
     Decoded,
     Decoder,
-    Documents,
-    new_inference,
+    Inference,
 )
 from dcp_rs.replication.state import Decision
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from dcp_rs import _dcp_rs
     from dcp_rs.replication.state import Mode, Nested, State
 
 _log = logging.getLogger("dcp_rs.replication")
@@ -212,7 +210,7 @@ class Contract:
             keeps_malformed=is_kept,
         )
 
-    def decide(self, mode: Mode, seen: _dcp_rs.Inference | None = None) -> Decision | None:
+    def decide(self, mode: Mode, seen: Inference | None = None) -> Decision | None:
         """Makes the decision for a table; `None` if nothing is known of its documents.
 
         Args:
@@ -225,15 +223,14 @@ class Contract:
             return Decision(base=self.base, kind="fields", fields=self.base)
         return None if seen is None else self._inferred(mode, seen)
 
-    def _inferred(self, mode: Mode, seen: _dcp_rs.Inference) -> Decision | None:
-        objects, others, binary = seen.counts
+    def _inferred(self, mode: Mode, seen: Inference) -> Decision | None:
         decision = Decision(base=INFER, kind="json", nested=self.nested or "json")
-        if objects:
+        if seen.objects:
             fields = seen.schema
             return None if fields is None else replace(decision, kind="fields", fields=fields)
-        if binary and not others and mode == "table":
+        if seen.binary and not seen.others and mode == "table":
             return replace(decision, kind="binary")
-        return decision if others or binary else None
+        return decision if seen.others or seen.binary else None
 
 
 class OwnSchema:
@@ -280,7 +277,7 @@ class OwnSchema:
             decision = contract.decide(self._mode)
         self._take(decision)
 
-    def decide(self, seen: _dcp_rs.Inference) -> None:
+    def decide(self, seen: Inference) -> None:
         """Makes the decision from what documents were seen to have, unless it was made."""
         if self.decision is None:
             self._take(self.contract.decide(self._mode, seen))
@@ -311,8 +308,8 @@ class OwnSchema:
             DataError: A document does not fit, and that is to end the replication.
         """
         if self.decision is None:
-            seen = new_inference(self.contract.nested or "json")
-            seen.add(*Documents.of(changes))
+            seen = Inference(self.contract.nested or "json")
+            seen.add(changes)
             self.decide(seen)
         decoder = self.layout.decoder
         if decoder is None or self.decision is None:

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication import changes as reducing
-from dcp_rs.replication.decoding import new_inference
+from dcp_rs.replication.decoding import Inference
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches
 from dcp_rs.replication.sampling import sample
@@ -513,9 +513,7 @@ def _decide(
     ids = {name: number for name, number in ids.items() if name in schemas}
     if not ids:
         return
-    seen = {
-        id(schema): new_inference(schema.contract.nested or "json") for schema in schemas.values()
-    }
+    seen = {id(schema): Inference(schema.contract.nested or "json") for schema in schemas.values()}
     found = sample(client, ids, lambda name: seen[id(schemas[name])], samples)
     for name, inference in found.items():
         schemas[name].decide(inference)
