@@ -26,7 +26,7 @@ may be delivered.
 * A `dcp_rs.Checkpoint` is the position to resume from. A `dcp_rs.CheckpointStore` keeps it:
   `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in object
   storage, `dcp_rs.MemoryStore` in memory, or your own.
-* `dcp_rs.replicate` keeps a table in step with a bucket.
+* `dcp_rs.replicate` keeps a table in step with a bucket, and `dcp_rs.verify` compares them.
 * `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients can use like a real
   one.
 * `dcp_rs.debug` decodes recorded packets, and explains why a server makes a client roll back.
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dcp_rs import testing
     from dcp_rs.async_client import AsyncClient, connect_async
     from dcp_rs.object_store import ObjectStore
-    from dcp_rs.replication import replicate
+    from dcp_rs.replication import replicate, verify
     from dcp_rs.sql_store import SqlStore
 
 __all__ = [
@@ -92,6 +92,7 @@ __all__ = [
     "exceptions",
     "replicate",
     "testing",
+    "verify",
 ]
 
 # Imported on first use: every process that only reads, such as each task in Spark, would wait for
@@ -103,6 +104,7 @@ _LATE = {
     "connect_async": "async_client",
     "replicate": "replication",
     "testing": "testing",
+    "verify": "replication",
 }
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours

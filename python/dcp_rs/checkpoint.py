@@ -158,6 +158,9 @@ class Checkpoint:
     def _rewound_to(self, vbucket: int, seqno: int) -> Checkpoint:
         return Checkpoint._of(self._inner.rewound_to(vbucket, seqno))
 
+    def _begun_again(self, vbuckets: Iterable[int]) -> Checkpoint:
+        return Checkpoint._of(self._inner.begun_again(list(vbuckets)))
+
     def _has_in_history(self, vbucket: int, other: Checkpoint) -> bool:
         return self._inner.has_in_history(vbucket, other._inner)
 

@@ -108,7 +108,7 @@ def test_the_page_of_options_lists_every_option_in_order():
 # What has a page of its own, or is on another one.
 ELSEWHERE = {
     "dcp_rs": {"DcpError", "__version__", "exceptions", "testing"},
-    "dcp_rs.replication": {"replicate"},
+    "dcp_rs.replication": {"replicate", "verify"},
 }
 
 

@@ -24,10 +24,10 @@ def replica(tmp_path):
 def start(cluster):
     started = []
 
-    def program(*arguments):
+    def program(*arguments, command="replicate"):
         process = subprocess.Popen(
             [
-                sys.executable, "-W", "ignore", "-m", "dcp_rs", "replicate",
+                sys.executable, "-W", "ignore", "-m", "dcp_rs", command,
                 f"{cluster.connection_string}/default", *map(str, arguments),
                 "--username", "Administrator",
             ],
@@ -159,3 +159,37 @@ def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
         (line,) = errors.splitlines()
         assert line.startswith("dcp-rs: ")
         assert message in line
+
+
+def test_verify_tells_what_differs_and_loads_it_again(cluster, start, tmp_path):
+    written = Written(cluster)
+    for number in range(20):
+        written.upsert(f"key_{number}", {"n": number})
+    replica = replicas.OfMany(replicas.InDuckDB(tmp_path), "duckdb", "table")
+    replicas.replicate(cluster, replica)
+
+    def verify(*options):
+        process = start(replica.url, *options, command="verify")
+        output, errors = process.communicate(timeout=60)
+        return process.returncode, output, errors
+
+    status, output, errors = verify()
+    assert (status, errors) == (0, "")
+    assert json.loads(output)["documents"] == 20
+    replica.database.query("UPDATE _default___default SET key = '\x1b[2J' WHERE key = 'key_7'")
+    status, output, _ = verify()
+    found = json.loads(output)
+    assert (status, found["missing"], found["extra"], found["is_equal"]) == (3, 1, 1, False)
+    keys = {each["kind"]: each["key"] for each in found["examples"]}
+    assert keys == {"missing": "key_7", "extra": "\\x1b[2J"}
+    status, output, _ = verify("--output", "table")
+    assert status == 3
+    assert output.splitlines()[0].split()[:4] == ["TABLE", "DOCUMENTS", "ROWS", "REJECTED"]
+    assert "\x1b" not in output
+    assert "_default___default  missing  key_7" in output
+    status, output, errors = verify("--repair", "--tables", "collection")
+    assert (status, errors) == (0, "")
+    assert json.loads(output)["is_equal"]
+    assert replica.documents() == written.documents()
+    status, output, errors = start(f"parquet://{tmp_path}/x", command="verify").wait(60), "", ""
+    assert status == 1

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pyarrow as pa
@@ -132,8 +133,6 @@ def test_a_folder_of_logs_has_one_lock(cluster, tmp_path):
 
 
 def open_files():
-    from pathlib import Path
-
     return sum("dcp_rs" in str(each.resolve()) for each in Path("/proc/self/fd").iterdir())
 
 

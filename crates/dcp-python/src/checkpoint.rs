@@ -103,6 +103,14 @@ impl Checkpoint {
         Self(self.0.rewound_to(Vbid(vbucket), Seqno(seqno)))
     }
 
+    fn begun_again(&self, vbuckets: Vec<u16>) -> Self {
+        let mut again = self.0.clone();
+        for vbid in vbuckets.into_iter().map(Vbid) {
+            again = again.begun_again(vbid);
+        }
+        Self(again)
+    }
+
     fn restricted_to(&self, vbuckets: Vec<u16>) -> Self {
         Self(self.0.restricted_to(vbuckets.into_iter().map(Vbid)))
     }

@@ -25,6 +25,7 @@ from dcp_rs.cli.seqnos import lag, seqnos
 from dcp_rs.cli.serve import serve
 from dcp_rs.cli.show import show
 from dcp_rs.cli.top import top
+from dcp_rs.cli.verify import verify
 from dcp_rs.exceptions import ConfigError, DcpError
 
 if TYPE_CHECKING:
@@ -71,8 +72,8 @@ def completion(shell: str) -> None:
 
 
 _COMMANDS = (
-    cat, tail, show, export, replicate, schema, seqnos, lag, top, doctor, decode, explain_rollback,
-    checkpoint, serve,
+    cat, tail, show, export, replicate, verify, schema, seqnos, lag, top, doctor, decode,
+    explain_rollback, checkpoint, serve,
 )  # fmt: skip
 for _command in _COMMANDS:
     _program.add_command(_command)

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import replication
-from dcp_rs.cli._options import command, connection_options, reading_options, specified
+from dcp_rs.cli._options import (
+    command,
+    connection_options,
+    reading_options,
+    specified,
+    vbucket_set,
+    words,
+)
 from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
@@ -40,6 +47,11 @@ TARGET is one of
 @connection_options
 @click.argument("target", metavar="TARGET")
 @click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
+@click.option(
+    "--reload",
+    metavar="LIST",
+    help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
+)
 @click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
 @click.option(
     "--tables",
@@ -111,6 +123,7 @@ def replicate(
     target: str,
     reading: dict[str, Any],
     *,
+    reload: str | None,
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -137,7 +150,13 @@ def replicate(
     try:
         with Client(connection) as client:
             done = replication.replicate(
-                client, target, stop=stop, on_progress=take, **reading, **specified(settings)
+                client,
+                target,
+                stop=stop,
+                on_progress=take,
+                reload=None if reload is None else _to_reload(reload),
+                **reading,
+                **specified(settings),
             )
         reporter.finish(show(done))
     except Exception as error:
@@ -149,6 +168,13 @@ def replicate(
         raise click.ClickException(f"the target failed: {reason}") from error
     finally:
         reporter.close()
+
+
+def _to_reload(text: str) -> set[int] | dict[str, None]:
+    """Parses vBuckets, or names of collections."""
+    if set(text) <= set("0123456789-, "):
+        return vbucket_set(text)
+    return dict.fromkeys(words(text))
 
 
 class Line:

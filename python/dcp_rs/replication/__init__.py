@@ -31,6 +31,7 @@ from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_sc
 from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import Address, Commit, Database, GrowingTarget, Target
+from dcp_rs.replication.verification import Difference, TableVerification, Verification
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from dcp_rs.documents import DocumentSchema
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Settings
+    from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract, NewFields, OwnSchema, TypeConflicts
     from dcp_rs.replication.state import Nested
     from dcp_rs.replication.table import Table
@@ -49,17 +51,21 @@ if TYPE_CHECKING:
 __all__ = [
     "Commit",
     "Database",
+    "Difference",
     "GrowingTarget",
     "InferredField",
     "InferredSchema",
     "Progress",
     "State",
     "TableProgress",
+    "TableVerification",
     "Target",
+    "Verification",
     "infer_schemas",
     "open_database",
     "open_target",
     "replicate",
+    "verify",
 ]
 
 # In seconds.
@@ -172,6 +178,7 @@ def replicate(
     tables: str | Mapping[str, str | Mapping[str, Any]] | None = None,
     on_drop: Literal["empty", "drop", "keep"] = "empty",
     once: bool = False,
+    reload: Iterable[int] | Mapping[str, Iterable[int] | None] | None = None,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
     sample: int = 1000,
@@ -216,6 +223,9 @@ def replicate(
             rows, `drop` the table and its rejects, and `keep` keeps the rows until another
             collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
+        reload: vBuckets to read again from the beginning, of all tables, or by the collection of a
+            table, where `None` stands for all; such as `dcp_rs.Verification.reload`. Rows stay
+            until newer ones replace them, and the others go when everything has been read.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. `infer`
             finds them out, for each table once, from documents that the bucket has. Without it, the
@@ -267,6 +277,7 @@ def replicate(
     """
     require_pyarrow("replicate", _extra_of(target))
     from dcp_rs.replication.core import Replication, Settings
+    from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract
 
     _checks.instance("client", client, Client, "a Client")
@@ -299,6 +310,12 @@ def replicate(
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )
+    again = Reload.of(reload)
+    if reload is not None and mode == "log":
+        raise ConfigError(
+            "a log keeps what it has, and cannot be read again: replicate to another one",
+            option="reload",
+        )
     _checks.integer("sample", sample, 1, 1_000_000)
     contract = _contract(
         Contract(),
@@ -315,13 +332,64 @@ def replicate(
     )
     written: Tables
     if tables is None:
-        written = _one(target, settings, contract, sample)
+        written = _one(target, settings, contract, sample=sample, reload=again)
     else:
-        written = _each(target, tables, settings, contract, sample)
+        written = _each(target, tables, settings, contract, sample=sample, reload=again)
     try:
         return Replication(client, written, settings).run()
     finally:
         written.close()
+
+
+@_keywords.checked
+def verify(
+    client: Client,
+    target: str,
+    *,
+    collections: str | Iterable[str] | None = None,
+    vbuckets: Iterable[int] | None = None,
+    examples: int = 10,
+) -> Verification:
+    """Compares tables with the bucket: keys, versions and counts.
+
+    A table is compared with what the bucket had at the table's position, so writes and
+    `dcp_rs.replicate` may go on: documents that have changed since are only counted. It reads every
+    key of the bucket, but no documents, and holds the keys of some vBuckets in memory: of one, if
+    that has more than half a million.
+
+    Args:
+        client: Client of the bucket.
+        target: URL of the tables, as for `dcp_rs.replicate`. Without `table`, and for the folder of
+            several Delta tables, all of them are compared.
+        collections: Which collections to compare, of a target with a table for each.
+        vbuckets: Which vBuckets to compare; by default, all.
+        examples: How many differences to return of each table.
+
+    Returns:
+        What differs. Pass `Verification.reload` to `dcp_rs.replicate` to repair it.
+
+    Raises:
+        ConfigError: The target has no such table, or a log, which is not compared.
+        CheckpointError: A state is damaged.
+        ConcurrentWriterError: Another process has the DuckDB database open.
+        DcpError: The bucket could not be read.
+        ImportError: PyArrow or the target's library is not installed.
+    """
+    require_pyarrow("verify", _extra_of(target))
+    from dcp_rs.replication import comparing
+
+    _checks.instance("client", client, Client, "a Client")
+    _checks.text("target", target)
+    _checks.integer("examples", examples, 0, 100_000)
+    if isinstance(collections, str):
+        collections = [collections]
+    return comparing.verify(
+        client,
+        target,
+        None if collections is None else _checks.names("collections", collections),
+        None if vbuckets is None else _checks.vbuckets(vbuckets),
+        examples,
+    )
 
 
 _WORDS = {
@@ -345,7 +413,12 @@ def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
 
 
 def _one(
-    target: str | Target | Database, settings: Settings, contract: Contract, sample: int
+    target: str | Target | Database,
+    settings: Settings,
+    contract: Contract,
+    *,
+    sample: int,
+    reload: Reload,
 ) -> OneTable:
     """Returns a target that is one table, which takes all changes."""
     from dcp_rs.replication.tables import OneTable
@@ -358,7 +431,7 @@ def _one(
     layout = contract.layout(settings.mode)
     columns = _columns(contract, settings, chosen) if contract.is_own else layout
     table = _table(settings, columns, chosen, None)
-    return OneTable(table, chosen, layout, settings.collections, samples=sample)
+    return OneTable(table, chosen, layout, settings.collections, samples=sample, reload=reload)
 
 
 def _each(
@@ -366,7 +439,9 @@ def _each(
     tables: object,
     settings: Settings,
     contract: Contract,
+    *,
     sample: int,
+    reload: Reload,
 ) -> TablePerCollection:
     """Returns a target that has a table for each collection."""
     from dcp_rs.replication.names import TableNames
@@ -401,7 +476,9 @@ def _each(
             return _table(of_table, own.layout(settings.mode), target, collection)
         return _table(of_table, _columns(own, of_table, target), target, collection)
 
-    return TablePerCollection(chosen, names, make, layout, settings.collections, samples=sample)
+    return TablePerCollection(
+        chosen, names, make, layout, settings.collections, samples=sample, reload=reload
+    )
 
 
 def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchema:

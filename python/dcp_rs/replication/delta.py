@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import Mode, State
     from dcp_rs.replication.target import Address, Commit
 
-_APPLICATION = "dcp_rs.replication"
+APPLICATION = "dcp_rs.replication"
+"""Name of the transactions."""
 # The version of a transaction is the number of the commit and this many random bits: an attempt
 # that came to nothing leaves a document that no other attempt writes over.
 _RANDOM_BITS = 20
@@ -48,7 +49,7 @@ class DeltaTarget:
     takes_rejects: ClassVar[bool] = True
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._table = DeltaTable(os.fspath(folder), _APPLICATION)
+        self._table = DeltaTable(os.fspath(folder), APPLICATION)
         if self._table.folder is None:
             raise ConfigError("must be a folder: object stores are not supported", option="target")
         self._folder: Path = self._table.folder

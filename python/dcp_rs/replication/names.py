@@ -122,6 +122,11 @@ def matches(pattern: str, collection: str) -> bool:
     return all(_matches(of, name) for of, name in parts)
 
 
+def qualified(name: str) -> str:
+    """Returns the full name of a collection, which is in the scope `_default` without one."""
+    return name if "." in name else f"_default.{name}"
+
+
 def _matches(pattern: str, name: str) -> bool:
     expression = "".join({"*": ".*", "?": "."}.get(each, re.escape(each)) for each in pattern)
     return re.fullmatch(expression, name, re.DOTALL) is not None

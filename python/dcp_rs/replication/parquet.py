@@ -119,14 +119,14 @@ class ParquetTarget:
             make_folder(self._folder)
             self._take_lock()
             state = self._open(schema)
-            if self._is_locked:
-                self.close()
-            return state
         except BaseException as error:
             self._undo(missing)
             if isinstance(error, OSError):
                 raise _unusable(self._folder, error) from error
             raise
+        if self._is_locked:
+            self.close()
+        return state
 
     def stored(self) -> State | None:
         """See `dcp_rs.replication.GrowingTarget.stored`."""

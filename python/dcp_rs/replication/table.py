@@ -21,6 +21,8 @@ from dcp_rs.replication.target import IDENTITY, Commit, check_use
 from dcp_rs.replication.waiting import Waiting
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.state import Mode
@@ -140,6 +142,23 @@ class Table:
         self._expected = self._layout.schema
         self.state = found
         self.position = None if found is None else found.checkpoint
+
+    def read_again(self, vbuckets: Iterable[int] | None) -> None:
+        """Has vBuckets read again from the beginning; `None` for all. Their rows stay until then.
+
+        They are in the next epoch, so that the end of the catch-up removes what is left of them.
+        """
+        state = self.state
+        if state is None:
+            return
+        read = state.checkpoint.seqnos
+        chosen = frozenset(read if vbuckets is None else read.keys() & set(vbuckets))
+        if not chosen:
+            return
+        self._first = reducing.FirstSnapshots(is_possible=False)
+        checkpoint = state.checkpoint._begun_again(chosen)  # noqa: SLF001 - the package's own
+        self.state = replace(state, rereading=state.rereading | chosen, checkpoint=checkpoint)
+        self.position = checkpoint
 
     @property
     def known(self) -> State:

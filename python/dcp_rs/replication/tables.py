@@ -12,7 +12,7 @@ from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.decoding import Inference
 from dcp_rs.replication.group import Group
-from dcp_rs.replication.names import is_pattern, matches
+from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.sampling import sample
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.group import Buffer
     from dcp_rs.replication.names import TableNames
+    from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.table import Step, Table
     from dcp_rs.replication.target import Database, Target
@@ -104,6 +105,7 @@ class OneTable:
         layout: Which columns are read.
         collections: Which collections are read.
         samples: Documents to read of each collection before columns are decided.
+        reload: What the table reads again.
     """
 
     are_one = True
@@ -116,9 +118,11 @@ class OneTable:
         collections: list[str] | None,
         *,
         samples: int,
+        reload: Reload,
     ) -> None:
         self.layout = layout
         self._samples = samples
+        self._reload = reload
         self._table = table
         self._target = target
         self._collections = collections
@@ -131,6 +135,12 @@ class OneTable:
             ids = client.collections(self._collections)
             _decide(client, ids, dict.fromkeys(ids, schema), self._samples)
         self._table.open()
+        if self._reload.by_collection:
+            raise ConfigError(
+                "names a collection, and there is one table for all: give vBuckets",
+                option="reload",
+            )
+        self._reload.apply([self._table])
         return [Group({None: self._table}, self._collections, buffer())]
 
     def stream(self, group: Group, client: Client, opening: Opening) -> ChangeStream:
@@ -201,6 +211,7 @@ class TablePerCollection:
         layout: Which columns are read.
         collections: Which collections are read.
         samples: Documents to read of each collection before its columns are decided.
+        reload: What the tables read again.
     """
 
     are_one = False
@@ -214,9 +225,11 @@ class TablePerCollection:
         collections: list[str] | None,
         *,
         samples: int,
+        reload: Reload,
     ) -> None:
         self.layout = layout
         self._samples = samples
+        self._reload = reload
         self._database = database
         self._names = names
         self._make = make
@@ -251,6 +264,7 @@ class TablePerCollection:
         _decide(client, self._ids, schemas, self._samples)
         for name, table in tables.items():
             self._open(name, table)
+        self._reload.apply(tables.values())
         read = {
             name: sum(table.seqnos.values())
             for name, table in tables.items()
@@ -286,7 +300,7 @@ class TablePerCollection:
         """Whether a collection that need not exist is one of those that are read."""
         if self._collections is None:
             return not collection.startswith("_system.")
-        return any(matches(_qualified(name), collection) for name in self._collections)
+        return any(matches(qualified(name), collection) for name in self._collections)
 
     def _name(self, collection: str) -> str | None:
         """Returns the name of a collection's table; `None` if it has none.
@@ -374,7 +388,7 @@ class TablePerCollection:
         if group.collections is None:
             return None
         return [
-            name for name in group.collections if is_pattern(name) or _qualified(name) in self._ids
+            name for name in group.collections if is_pattern(name) or qualified(name) in self._ids
         ]
 
     def to_load(self, client: Client, group: Group) -> dict[str | None, Table]:
@@ -394,7 +408,7 @@ class TablePerCollection:
 
     def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
         """See `Tables`."""
-        named = [_qualified(name) for name in self._collections or () if not is_pattern(name)]
+        named = [qualified(name) for name in self._collections or () if not is_pattern(name)]
         read = {name: table for group in groups for name, table in self._read(group).items()}
         if all(name in read for name in named):
             return {}
@@ -413,7 +427,7 @@ class TablePerCollection:
         return {
             name: table
             for name, table in group.tables.items()
-            if any(matches(_qualified(each), str(name)) for each in group.reads)
+            if any(matches(qualified(each), str(name)) for each in group.reads)
         }
 
     def route(
@@ -517,10 +531,6 @@ def _decide(
     found = sample(client, ids, lambda name: seen[id(schemas[name])], samples)
     for name, inference in found.items():
         schemas[name].decide(inference)
-
-
-def _qualified(name: str) -> str:
-    return name if "." in name else f"_default.{name}"
 
 
 def _has_more(tables: list[Table], start: Start) -> bool:

@@ -62,7 +62,8 @@ def due(tables: Sequence[Table], limits: Limits, now: float) -> list[Table]:
     A commit costs a table the same however few changes it has. So those that have most make room
     for the others.
     """
-    chosen, others = [], []
+    chosen: list[Table] = []
+    others: list[Table] = []
     for table in tables:
         waiting = table.waiting
         if waiting.rows:

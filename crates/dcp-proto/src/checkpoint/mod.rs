@@ -191,6 +191,18 @@ impl Checkpoint {
         rewound
     }
 
+    /// The checkpoint with a vBucket at its beginning and in its next epoch, as after a rollback to
+    /// 0: what is read again is then newer than all that was read before.
+    #[must_use]
+    pub fn begun_again(&self, vbid: Vbid) -> Self {
+        let mut again = self.clone();
+        if let Some(position) = self.position(vbid) {
+            let epoch = position.epoch.saturating_add(1);
+            again.set(vbid, Position { epoch, ..Position::EARLIEST });
+        }
+        again
+    }
+
     /// The checkpoint of some vBuckets only, as for one member of a group or one Spark task.
     #[must_use]
     pub fn restricted_to(&self, vbids: impl IntoIterator<Item = Vbid>) -> Self {

@@ -64,6 +64,16 @@ fn position_is_moved_back_on_the_branch_that_had_the_seqno() {
 }
 
 #[test]
+fn vbucket_begun_again_is_at_the_beginning_of_its_next_epoch() {
+    let checkpoint = checkpoint();
+    let again = checkpoint.begun_again(Vbid(0));
+    let epoch = checkpoint.position(Vbid(0)).unwrap().epoch + 1;
+    assert_eq!(again.position(Vbid(0)), Some(&Position { epoch, ..Position::EARLIEST }));
+    assert_eq!(again.position(Vbid(31)), checkpoint.position(Vbid(31)));
+    assert_eq!(checkpoint.begun_again(Vbid(5)), checkpoint, "it has not been read");
+}
+
+#[test]
 fn checkpoint_of_version_1_stays_readable() {
     // As the first release wrote it; never to be changed.
     let document = br#"{"format":"dcp_rs checkpoint","version":1,"crc32":"6c134e0e","content":{"bucket_uuid":"b","filter":"000000000000feed","positions":{"7":{"seqno":5,"snapshot":[0,9],"failover_log":[["0000000000000abc",4]],"manifest":"000000000000001f","purge_seqno":1,"epoch":2}}}}"#;

@@ -48,15 +48,15 @@ impl Checkpoint {
         Ok(earliest)
     }
 
-    /// Whether another reader's position in a vBucket is on the history that this one has read.
-    /// Asked of a position that is at or beyond it.
+    /// Whether another reader's position in a vBucket is on the history of this one's stream, as far
+    /// as the server told it: what is beyond this position may still be lost.
     #[must_use]
     pub fn has_in_history(&self, vbid: Vbid, other: &Self) -> bool {
         let Some(theirs) = other.position(vbid).filter(|it| it.seqno != Seqno::ZERO) else {
             return true;
         };
-        let ours = self.position(vbid).filter(|it| it.seqno >= theirs.seqno);
-        let Some(log) = ours.and_then(|it| it.failover_log.as_ref()) else { return false };
+        let Some(ours) = self.position(vbid) else { return false };
+        let Some(log) = ours.failover_log.as_ref() else { return false };
         // Inside a snapshot, a change up to the seqno may be left out for one above it.
         let end = theirs.request_snapshot().end;
         log.branch_end(theirs.vbuuid()).is_some_and(|ends| ends.is_none_or(|ends| end <= ends))
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn position_is_in_the_history_of_a_stream_that_passed_it_on_its_branch() {
+    fn position_is_in_the_history_of_a_stream_whose_log_has_it_on_its_branch() {
         let stream = reader(8, &[(0, at(20, 20, 0, &[(0xc, 15), (0xb, 10), (0xa, 0)]))]);
         let holds = |position| stream.has_in_history(Vbid(0), &reader(9, &[(0, position)]));
         assert!(holds(at(9, 9, 0, &[(0xa, 0)])));
@@ -146,7 +146,8 @@ mod tests {
         assert!(holds(at(12, 12, 0, &[(0xb, 10), (0xa, 0)])));
         assert!(holds(at(17, 17, 0, &[(0xc, 15), (0xb, 10), (0xa, 0)])));
         assert!(!holds(at(12, 12, 0, &[(0xd, 11), (0xa, 0)])), "a branch of others");
-        assert!(!holds(at(21, 21, 0, &[(0xc, 15)])), "not reached yet");
+        assert!(holds(at(21, 21, 0, &[(0xc, 15)])), "not reached yet");
+        assert!(!holds(at(21, 21, 0, &[(0xb, 10)])), "not reached, and lost by the failover at 15");
         assert!(stream.has_in_history(Vbid(0), &reader(9, &[])));
     }
 

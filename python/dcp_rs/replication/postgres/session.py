@@ -42,6 +42,12 @@ class Session:
             rows: list[Any] = cursor.fetchall() if cursor.description else []
             return rows
 
+    def read(self, statement: str) -> pa.Table:
+        """Runs a query and returns its rows as Arrow columns."""
+        with self._connection.cursor() as cursor:
+            cursor.execute(statement)
+            return cursor.fetch_arrow_table()
+
     def change(self, statement: str) -> int:
         """Runs a statement and returns how many rows it changed."""
         with self._connection.cursor() as cursor:
@@ -91,9 +97,9 @@ class Session:
         self.copy(rows, staging)
 
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, kind: str = "ISOLATION LEVEL READ COMMITTED") -> Iterator[None]:
         """Commits what is done in the block, or undoes all of it."""
-        self.run("BEGIN ISOLATION LEVEL READ COMMITTED")
+        self.run(f"BEGIN {kind}")
         self._filled.clear()
         made = dict(self._staging)
         try:
