@@ -10,6 +10,8 @@ from dcp_rs.exceptions import ConfigError
 
 Op = Literal["mutation", "deletion", "expiration"]
 Include = Literal["xattrs", "history", "system_events", "system_documents"]
+Priority = Literal["low", "medium", "high"]
+BackfillOrder = Literal["round-robin", "sequential"]
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,15 @@ PYTHON = [
     (lambda c: c.stream(collections="no.no"), "collections", "no.no"),
     (lambda c: c.stream(out_of_order=True, on_rollback="fail"), "out_of_order", None),
     (lambda c: c.stream(initial_deletions="none"), "initial_deletions", "none"),
+    (lambda c: c.stream(priority="urgent"), "priority", "urgent"),
+    (lambda c: c.stream(priority=5), "priority", 5),
+    (lambda c: c.stream(backfill_order="Sequential"), "backfill_order", "Sequential"),
+    (lambda c: dcp_rs.replicate(c, "parquet:///x", priority="HIGH"), "priority", "HIGH"),
+    (
+        lambda c: dcp_rs.replicate(c, "parquet:///x", backfill_order="random"),
+        "backfill_order",
+        "random",
+    ),
     (
         lambda c: c.stream(initial_deletions="skip", include="history"),
         "initial_deletions",

@@ -86,6 +86,8 @@ def test_no_option_is_suggested_that_is_not_similar():
         ("batchBytes", 1024, "batch_bytes", 1024),
         ("connectTimeout", "2.5s", "connect_timeout", 2.5),
         ("initialDeletions", "SKIP", "initial_deletions", "skip"),
+        ("priority", "High", "priority", "high"),
+        ("backfillOrder", "Sequential", "backfill_order", "sequential"),
         ("retryTimeout", "0", "retry_timeout", 0),
         ("retryTimeout", "0s", "retry_timeout", 0),
         ("collections", "a.b, c.d", "collections", ("a.b", "c.d")),

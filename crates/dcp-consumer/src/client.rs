@@ -273,6 +273,9 @@ impl Client {
         make_sink: impl Fn() -> S + Send + Sync + 'static,
     ) -> Result<ChangeStream<S::Batch>, Error> {
         let (ranges, empty) = self.ranges(plan, &opened, options)?;
+        let is_first_load = ranges.iter().all(|range| range.start_seqno() == Seqno::ZERO);
+        let first_load = (is_first_load && options.priority.is_none())
+            .then(|| self.bucket.first_load(tokio::time::Instant::now()));
         let config = self.stream_config(plan, options)?;
         let now = tokio::time::Instant::now().into_std();
         // Time to connect, and to get an answer.
@@ -305,7 +308,7 @@ impl Client {
         tokio::spawn(task.run(opened.connections));
         let is_manual = options.acknowledge == Acknowledge::Manual;
         let acks = Acknowledger::new(is_manual, &plan.start);
-        Ok(ChangeStream::new(queue, plan.start.clone(), acks, stats, cancel))
+        Ok(ChangeStream::new(queue, plan.start.clone(), acks, stats, first_load, cancel))
     }
 
     /// The ranges to request, and the vBuckets that are at their ends without a request.

@@ -62,6 +62,7 @@ mod error;
 mod events;
 mod failure_log;
 mod filter;
+mod first_load;
 mod observe;
 mod opening;
 mod options;
@@ -104,7 +105,8 @@ pub use error::{Chain, Error, ErrorKind};
 pub use events::StreamEvent;
 pub use observe::{Observation, Observer};
 pub use options::{
-    Acknowledge, BatchPolicy, Content, End, Filter, InitialDeletions, Start, StreamOptions,
+    Acknowledge, BackfillOrder, BatchPolicy, Content, End, Filter, InitialDeletions, Priority,
+    Start, StreamOptions,
 };
 pub use stats::{CollectionLag, StreamStats, VbucketState, VbucketStats};
 pub use stream::{ChangeStream, Delivered};

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use dcp_proto::consumer::{ControlSetting, DcpOpen};
+use dcp_proto::consumer::{BootstrapOutcome, ControlSetting, DcpOpen};
+use dcp_proto::topology::Address;
 use dcp_wire::Feature;
 use dcp_wire::message::{Control, OpenFlags};
 
-use crate::{Content, Error, InitialDeletions, StreamOptions};
+use crate::failure_log::LOG;
+use crate::{BackfillOrder, Content, Error, InitialDeletions, Priority, StreamOptions};
 
 /// How the DCP connections of a stream are opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub(crate) struct Opening {
     /// Whether initial loads may be out of order.
     out_of_order: bool,
     initial_deletions: InitialDeletions,
+    priority: Option<Priority>,
+    backfill_order: Option<BackfillOrder>,
 }
 
 impl Opening {
@@ -51,6 +55,8 @@ impl Opening {
             history: options.history,
             out_of_order: options.out_of_order,
             initial_deletions: options.initial_deletions,
+            priority: options.priority,
+            backfill_order: options.backfill_order,
         })
     }
 
@@ -59,12 +65,35 @@ impl Opening {
         Duration::from_secs(self.noop_interval_secs.into())
     }
 
+    /// Settings that change nothing but how fast the changes come: a server may refuse them.
+    fn wishes(&self) -> impl Iterator<Item = ControlSetting> {
+        let priority = self.priority.map(|it| (Control::SET_PRIORITY, it.name()));
+        let order = self.backfill_order.map(|it| (Control::BACKFILL_ORDER, it.name()));
+        let wishes = [priority, order].into_iter().flatten();
+        wishes.map(|(key, value)| ControlSetting::optional(key, value))
+    }
+
+    /// Logs what the application asked for and a node does not do.
+    pub(crate) fn log_refused(&self, address: &Address, outcome: &BootstrapOutcome) {
+        for ControlSetting { key, value, .. } in self.wishes() {
+            if !outcome.has_control(key) {
+                tracing::warn!(
+                    target: LOG, %address, key, value,
+                    "a node does not have a setting, and is read without it"
+                );
+            }
+        }
+    }
+
     /// The request for a connection of this name.
     pub(crate) fn request(&self, name: String) -> DcpOpen {
         let mut open = DcpOpen::new(name, self.flags, self.buffer_size, self.noop_interval_secs);
         if self.compressed {
             let setting = ControlSetting::optional(Control::FORCE_VALUE_COMPRESSION, true);
             open = open.with(setting.needing(Feature::SNAPPY));
+        }
+        for setting in self.wishes() {
+            open = open.with(setting);
         }
         if self.history {
             open = open.with(ControlSetting::required(Control::CHANGE_STREAMS, true));
@@ -122,6 +151,8 @@ mod tests {
                 compressed: all,
                 history: all,
                 out_of_order: all,
+                priority: all.then_some(Priority::High),
+                backfill_order: all.then_some(BackfillOrder::Sequential),
                 initial_deletions: if all {
                     InitialDeletions::SkipIfSupported
                 } else {
@@ -166,6 +197,27 @@ mod tests {
             let setting = open.controls.iter().find(is_expiry).expect("the control");
             assert_eq!(setting.value, "true");
             assert!(open.flags.contains(OpenFlags::INCLUDE_DELETE_TIMES));
+        }
+    }
+
+    #[test]
+    fn ct_09_and_ct_21_priority_and_order_of_backfills_are_asked_for_on_demand() {
+        let asked = |options: StreamOptions| {
+            let opening = Opening::new(&options).expect("options that hold");
+            let controls = opening.request("name".to_owned()).controls.into_iter();
+            controls
+                .filter(|it| [Control::SET_PRIORITY, Control::BACKFILL_ORDER].contains(&it.key))
+                .map(|it| (it.key, it.value, it.required))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(asked(StreamOptions::default()), [], "unless they are given");
+        for (priority, name) in Priority::ALL.into_iter().zip(["low", "medium", "high"]) {
+            let options = StreamOptions { priority: Some(priority), ..StreamOptions::default() };
+            assert_eq!(asked(options), [(Control::SET_PRIORITY, name.to_owned(), false)]);
+        }
+        for (order, name) in BackfillOrder::ALL.into_iter().zip(["round-robin", "sequential"]) {
+            let options = StreamOptions { backfill_order: Some(order), ..StreamOptions::default() };
+            assert_eq!(asked(options), [(Control::BACKFILL_ORDER, name.to_owned(), false)]);
         }
     }
 

@@ -91,6 +91,61 @@ pub enum InitialDeletions {
     SkipIfSupported,
 }
 
+/// How many messages a node writes in one turn of a connection.
+///
+/// Nodes write in turns, and what a reader waits for is mostly their pauses in between. A higher
+/// priority makes a load quicker and cheaper for both ends, and the slowest key-value operations of
+/// the node slower.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Priority {
+    /// One message.
+    Low,
+    /// Five messages: what servers do unless they are asked for something else.
+    Medium,
+    /// Fifty messages.
+    High,
+}
+
+impl Priority {
+    /// Every priority, ascending.
+    pub const ALL: [Self; 3] = [Self::Low, Self::Medium, Self::High];
+
+    /// Its name, as in the protocol.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+}
+
+/// In which order a node reads the vBuckets of a connection from disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum BackfillOrder {
+    /// In turns: what servers do unless they are asked for something else.
+    RoundRobin,
+    /// One vBucket after the other.
+    Sequential,
+}
+
+impl BackfillOrder {
+    /// Every order.
+    pub const ALL: [Self; 2] = [Self::RoundRobin, Self::Sequential];
+
+    /// Its name, as in the protocol.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::RoundRobin => "round-robin",
+            Self::Sequential => "sequential",
+        }
+    }
+}
+
 /// When a batch is delivered.
 ///
 /// A batch ends at the first limit it reaches. Lingering ends one only while the application has
@@ -212,6 +267,12 @@ pub struct StreamOptions {
     /// [`history`](Self::history), whose older versions would come back without their deletions,
     /// and [`out_of_order`](Self::out_of_order), where servers send them all.
     pub initial_deletions: InitialDeletions,
+    /// Which priority to ask the nodes for; `None` asks for none. Positions do not depend on it, nor
+    /// on [`backfill_order`](Self::backfill_order): a stream may resume with another. A node that
+    /// has no such setting is read without it, which is logged.
+    pub priority: Option<Priority>,
+    /// In which order to ask the nodes for vBuckets from disk; `None` asks for none.
+    pub backfill_order: Option<BackfillOrder>,
     /// Whether empty vBuckets of a finite stream are streamed as well, so that their [caught
     /// up](dcp_proto::ChangeSink::caught_up) record is delivered.
     pub caught_up: bool,
@@ -269,6 +330,8 @@ impl Default for StreamOptions {
             on_purge: OnPurge::Resync,
             out_of_order: false,
             initial_deletions: InitialDeletions::default(),
+            priority: None,
+            backfill_order: None,
             caught_up: false,
             compressed: false,
             acknowledge: Acknowledge::default(),

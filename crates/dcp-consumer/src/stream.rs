@@ -10,6 +10,7 @@ use dcp_wire::{Seqno, Vbid};
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::first_load::FirstLoad;
 use crate::queue::{Credit, Entry, Queue};
 use crate::stats::total_lag;
 use crate::stream_task::{KnownVbucket, SharedStats};
@@ -51,6 +52,8 @@ pub struct ChangeStream<B> {
     batches: u64,
     rows: u64,
     opened: Instant,
+    /// Set for a first load without a priority.
+    first_load: Option<FirstLoad>,
     /// Whether the stream has ended.
     has_ended: bool,
     cancel: CancellationToken,
@@ -64,6 +67,7 @@ impl<B: Send + 'static> ChangeStream<B> {
         checkpoint: Checkpoint,
         acks: Acknowledger,
         stats: Arc<SharedStats>,
+        first_load: Option<FirstLoad>,
         cancel: CancellationToken,
     ) -> Self {
         let guard = cancel.clone().drop_guard();
@@ -76,6 +80,7 @@ impl<B: Send + 'static> ChangeStream<B> {
             batches: 0,
             rows: 0,
             opened: Instant::now(),
+            first_load,
             has_ended: false,
             cancel,
             _guard: guard,
@@ -106,7 +111,11 @@ impl<B: Send + 'static> ChangeStream<B> {
             credit.give_back();
         }
         while !self.has_ended {
-            match ready!(self.queue.poll_pop(context)) {
+            let next = self.queue.poll_pop(context);
+            if let Some(load) = &mut self.first_load {
+                load.asked(Instant::now(), next.is_ready());
+            }
+            match ready!(next) {
                 Entry::Batch(queued) => {
                     self.batches += 1;
                     let (positions, credit) = (queued.positions, queued.credit);
@@ -132,7 +141,12 @@ impl<B: Send + 'static> ChangeStream<B> {
                     self.close();
                     return Poll::Ready(Some(Err(error)));
                 }
-                Entry::Finished => self.close(),
+                Entry::Finished => {
+                    if let Some(load) = self.first_load.take() {
+                        load.finished(Instant::now(), self.rows);
+                    }
+                    self.close();
+                }
             }
         }
         Poll::Ready(None)

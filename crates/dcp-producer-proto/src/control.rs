@@ -6,7 +6,7 @@ use dcp_wire::Status;
 use dcp_wire::message::{Control, OpenFlags};
 
 use super::refusal::Refusal;
-use super::settings::{OutOfOrder, Settings, SyncWrites};
+use super::settings::{OutOfOrder, Priority, Settings, SyncWrites};
 use super::{ConnectionConfig, Features};
 
 /// The keys that a client may abbreviate: servers up to 8.0 compare only as many bytes as were
@@ -18,7 +18,7 @@ const ABBREVIABLE: [&str; 8] = [
     Control::FORCE_VALUE_COMPRESSION,
     "supports_hifi_MFU",
     Control::SET_NOOP_INTERVAL,
-    "set_priority",
+    Control::SET_PRIORITY,
     Control::ENABLE_EXPIRY_OPCODE,
 ];
 
@@ -30,7 +30,7 @@ const LEGACY_KEYS: [&str; 11] = [
     Control::ENABLE_NOOP,
     Control::FORCE_VALUE_COMPRESSION,
     Control::SET_NOOP_INTERVAL,
-    "set_priority",
+    Control::SET_PRIORITY,
     "supports_cursor_dropping",
     "supports_cursor_dropping_vulcan",
     "supports_hifi_MFU",
@@ -86,10 +86,11 @@ impl Settings {
             }
             // Servers before 7.0 accept it without effect: extended metadata was removed in 5.5.
             ("enable_ext_metadata", _) if self.version.is_legacy() => {}
-            // Streams take turns regardless of their priority.
-            ("set_priority", "high" | "medium" | "low")
-            // Backfills are read while they are sent, in turns as well.
-            | ("backfill_order", "round-robin" | "sequential") => {}
+            (Control::SET_PRIORITY, "low") => self.priority = Some(Priority::Low),
+            (Control::SET_PRIORITY, "medium") => self.priority = Some(Priority::Medium),
+            (Control::SET_PRIORITY, "high") => self.priority = Some(Priority::High),
+            (Control::BACKFILL_ORDER, "round-robin") => self.sequential_backfills = false,
+            (Control::BACKFILL_ORDER, "sequential") => self.sequential_backfills = true,
             (Control::ENABLE_OUT_OF_ORDER_SNAPSHOTS, "true") => {
                 self.out_of_order = OutOfOrder::Allowed;
             }

@@ -17,6 +17,8 @@ pub(super) struct Output<'a> {
     scratch: &'a mut Scratch,
     /// Length of the output at which the next message has to wait.
     limit: usize,
+    /// Messages that may still be written.
+    messages: usize,
     now: Instant,
 }
 
@@ -25,10 +27,15 @@ impl<'a> Output<'a> {
         out: &'a mut BytesMut,
         window: &'a mut Window,
         scratch: &'a mut Scratch,
-        limit: usize,
+        (limit, messages): (usize, usize),
         now: Instant,
     ) -> Self {
-        Self { out, window, scratch, limit, now }
+        Self { out, window, scratch, limit, messages, now }
+    }
+
+    /// How many messages may still be written.
+    pub(super) const fn messages(&self) -> usize {
+        self.messages
     }
 
     /// The present moment.
@@ -39,7 +46,7 @@ impl<'a> Output<'a> {
     /// Whether another message may be written. Its size does not matter, so the limit is
     /// overshot by up to one message.
     pub(super) fn may_send(&self) -> bool {
-        self.out.len() < self.limit && self.window.is_open()
+        self.out.len() < self.limit && self.messages > 0 && self.window.is_open()
     }
 
     /// Writes one message and counts it.
@@ -53,6 +60,7 @@ impl<'a> Output<'a> {
         if let Some(Ok(header)) = header.map(Header::decode) {
             self.window.sent(&header);
         }
+        self.messages = self.messages.saturating_sub(1);
         Ok(())
     }
 }

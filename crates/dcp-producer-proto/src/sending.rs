@@ -35,23 +35,33 @@ struct CheckpointRead {
 }
 
 impl Stream {
-    /// Looks for the next snapshot; `false` if there is nothing yet.
-    pub(super) fn begin_snapshot(&mut self, vbucket: &impl VBucketSource) -> bool {
+    /// Looks for the next snapshot; `Some` if there is nothing yet, or it has to be read from disk
+    /// and that must wait.
+    pub(super) fn begin_snapshot(
+        &mut self,
+        vbucket: &impl VBucketSource,
+        may_backfill: bool,
+    ) -> Option<Pause> {
+        let begun = |has_begun: bool| (!has_begun).then_some(Pause::Idle);
+        if self.disk_only && !may_backfill {
+            return Some(Pause::BeforeBackfill);
+        }
         if self.disk_only {
-            return self.begin_disk_snapshot(vbucket);
+            return begun(self.begin_disk_snapshot(vbucket));
         }
         if self.cursor.is_none() {
             self.take_place(self.last_read, vbucket);
         }
         match vbucket.read_memory(self.last_read) {
-            read @ MemoryRead::Items { .. } => self.begin_memory_snapshot(read, vbucket),
-            MemoryRead::NeedsBackfill => self.begin_disk_snapshot(vbucket),
+            read @ MemoryRead::Items { .. } => begun(self.begin_memory_snapshot(read, vbucket)),
+            MemoryRead::NeedsBackfill if !may_backfill => Some(Pause::BeforeBackfill),
+            MemoryRead::NeedsBackfill => begun(self.begin_disk_snapshot(vbucket)),
             // An exhausted filter is detected even without new items.
             MemoryRead::UpToDate if self.filter.is_exhausted() => {
                 self.end(StreamEndReason::FILTER_EMPTY);
-                true
+                None
             }
-            MemoryRead::UpToDate => false,
+            MemoryRead::UpToDate => Some(Pause::Idle),
         }
     }
 

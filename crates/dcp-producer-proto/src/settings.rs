@@ -163,6 +163,25 @@ impl Default for ConnectionConfig {
     }
 }
 
+/// How much a client that asked for a priority is sent in one pass over its connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Priority {
+    Low,
+    Medium,
+    High,
+}
+
+impl Priority {
+    /// Messages in a pass, as servers count them.
+    pub(super) const fn messages(self) -> usize {
+        match self {
+            Self::Low => 1,
+            Self::Medium => 5,
+            Self::High => 50,
+        }
+    }
+}
+
 /// How far a client takes part in durable writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncWrites {
@@ -198,6 +217,10 @@ pub(super) struct Settings {
     /// Whether a slow stream may be sent back to the disk.
     pub(super) cursor_dropping: bool,
     pub(super) change_streams: bool,
+    /// `None` if the client has not asked for any: it is sent as much as it takes.
+    pub(super) priority: Option<Priority>,
+    /// Whether a backfill waits for the end of the one before.
+    pub(super) sequential_backfills: bool,
 }
 
 impl Settings {
@@ -224,6 +247,8 @@ impl Settings {
             flatbuffers_events: false,
             cursor_dropping,
             change_streams: false,
+            priority: None,
+            sequential_backfills: false,
         }
     }
 }

@@ -40,6 +40,8 @@ pub(super) enum Pause {
     Ready,
     /// It has sent everything: wait until its vBucket changes.
     Idle,
+    /// It has to read the disk, and may not yet.
+    BeforeBackfill,
     /// Its end was sent.
     Ended,
 }
@@ -201,15 +203,18 @@ impl Stream {
     }
 
     /// Writes messages until there are no more or the output is full. The output must accept one
-    /// when this is called.
+    /// when this is called. It begins to read the disk only if it `may_backfill`.
     pub(super) fn write<S: BucketSource>(
         &mut self,
         source: &S,
         vbucket: Option<&S::VBucket<'_>>,
+        may_backfill: bool,
         output: &mut Output<'_>,
     ) -> Pause {
         match vbucket {
-            Some(vbucket) if self.is_same(vbucket) => self.write_from(source, vbucket, output),
+            Some(vbucket) if self.is_same(vbucket) => {
+                self.write_from(source, vbucket, may_backfill, output)
+            }
             _ => {
                 self.end(StreamEndReason::STATE_CHANGED);
                 self.write_end(output)
@@ -221,18 +226,23 @@ impl Stream {
         &mut self,
         source: &S,
         vbucket: &S::VBucket<'_>,
+        may_backfill: bool,
         output: &mut Output<'_>,
     ) -> Pause {
         loop {
             match core::mem::replace(&mut self.phase, Phase::Between) {
-                Phase::Between => {
-                    if self.begin_snapshot(vbucket) {
+                Phase::Between => match self.begin_snapshot(vbucket, may_backfill) {
+                    None => {
                         self.check_privileges(source);
                         self.progressed = Some(output.now());
-                    } else if let Some(pause) = self.write_handover(output) {
-                        return pause;
                     }
-                }
+                    Some(Pause::Idle) => {
+                        if let Some(pause) = self.write_handover(output) {
+                            return pause;
+                        }
+                    }
+                    Some(pause) => return pause,
+                },
                 Phase::Sending(sending) => {
                     if let Some(pause) = self.write_snapshot(sending, output) {
                         return pause;
@@ -308,15 +318,19 @@ impl Stream {
         self.incarnation = vbucket.incarnation();
     }
 
-    /// Whether its backfill has made no progress for `limit`. A takeover never counts as stuck.
-    pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
-        let from_disk = match &self.phase {
+    /// Whether it is reading the disk.
+    pub(super) fn is_backfilling(&self) -> bool {
+        match &self.phase {
             Phase::Sending(sending) => sending.is_from_disk(),
             Phase::SendingByKey(_) => true,
             _ => false,
-        };
+        }
+    }
+
+    /// Whether its backfill has made no progress for `limit`. A takeover never counts as stuck.
+    pub(super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
         let idle = |since| now.saturating_duration_since(since) >= limit;
-        from_disk && self.takeover.is_none() && self.progressed.is_some_and(idle)
+        self.is_backfilling() && self.takeover.is_none() && self.progressed.is_some_and(idle)
     }
 
     fn write_end(&mut self, output: &mut Output<'_>) -> Pause {

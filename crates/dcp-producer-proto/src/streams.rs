@@ -29,6 +29,10 @@ pub(super) struct Streams {
     /// The streams of each vBucket: one, unless they have stream ids.
     by_vbid: FxHashMap<Vbid, Vec<usize>>,
     queue: VecDeque<usize>,
+    /// The stream whose backfill is the only one, if they are sent one after the other.
+    backfilling: Option<usize>,
+    /// The streams whose backfills follow it.
+    behind: VecDeque<usize>,
 }
 
 impl Streams {
@@ -43,7 +47,7 @@ impl Streams {
 
     /// Whether any stream waits for its turn.
     pub(super) fn has_ready(&self) -> bool {
-        !self.queue.is_empty()
+        !self.queue.is_empty() || self.backfilling.is_none() && !self.behind.is_empty()
     }
 
     fn of(&self, vbid: Vbid) -> &[usize] {
@@ -161,10 +165,33 @@ impl Streams {
     }
 
     fn end(&mut self, key: usize, reason: StreamEndReason) {
+        self.stop_waiting(key);
         if let Some(slot) = self.slots.get_mut(key) {
             slot.stream.end(reason);
             enqueue(key, slot, &mut self.queue);
         }
+        self.finish_backfill(key);
+    }
+
+    /// Takes a stream out of those that wait for the backfill of another.
+    fn stop_waiting(&mut self, key: usize) {
+        if let Some(at) = self.behind.iter().position(|&waiting| waiting == key) {
+            self.behind.remove(at);
+            if let Some(slot) = self.slots.get_mut(key) {
+                slot.queued = false;
+            }
+        }
+    }
+
+    /// The stream reads the disk no more: the next backfill may begin.
+    fn finish_backfill(&mut self, key: usize) {
+        self.backfilling.take_if(|backfilling| *backfilling == key);
+    }
+
+    /// The stream whose turn it is. A backfill follows the one before at once.
+    fn next(&mut self) -> Option<usize> {
+        let next = if self.backfilling.is_none() { self.behind.pop_front() } else { None };
+        next.or_else(|| self.queue.pop_front())
     }
 
     /// Queues the vBucket's streams, the newest first as servers do.
@@ -180,9 +207,11 @@ impl Streams {
     }
 
     fn remove(&mut self, key: usize) {
+        self.stop_waiting(key);
         let Some(slot) = self.slots.try_remove(key) else {
             return;
         };
+        self.finish_backfill(key);
         if slot.queued {
             self.queue.retain(|&queued| queued != key);
         }
@@ -196,13 +225,15 @@ impl Streams {
     }
 
     /// Lets the next stream of the queue write; `false` if none waits. The output must accept a
-    /// message.
+    /// message. Backfills that are `sequential` are sent one after the other, and streams that
+    /// read memory take turns with the current one.
     pub(super) fn take_turn<S: BucketSource>(
         &mut self,
         source: &S,
+        sequential: bool,
         output: &mut Output<'_>,
     ) -> bool {
-        let Some(key) = self.queue.pop_front() else {
+        let Some(key) = self.next() else {
             return false;
         };
         let Some(slot) = self.slots.get_mut(key) else {
@@ -210,10 +241,22 @@ impl Streams {
         };
         slot.queued = false;
         let vbucket = source.vbucket(slot.stream.vbid());
-        match slot.stream.write(source, vbucket.as_ref(), output) {
+        let may_backfill = self.backfilling.is_none_or(|other| other == key);
+        let pause = slot.stream.write(source, vbucket.as_ref(), may_backfill, output);
+        let is_backfilling = sequential && slot.stream.is_backfilling();
+        match pause {
             Pause::Ready => enqueue(key, slot, &mut self.queue),
+            Pause::BeforeBackfill => {
+                slot.queued = true;
+                self.behind.push_back(key);
+            }
             Pause::Idle => {}
             Pause::Ended => self.remove(key),
+        }
+        if is_backfilling {
+            self.backfilling = Some(key);
+        } else {
+            self.finish_backfill(key);
         }
         true
     }

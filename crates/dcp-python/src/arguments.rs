@@ -95,6 +95,15 @@ impl<'py> Arguments<'py> {
         given.map_or(Ok(default), |value| one_of(name, &value, words, None))
     }
 
+    /// The same without a default.
+    pub(crate) fn optional_word<T: Copy>(
+        &self,
+        name: &str,
+        words: &[(&'static str, T)],
+    ) -> PyResult<Option<T>> {
+        self.optional(name)?.map(|value| one_of(name, &value, words, None)).transpose()
+    }
+
     pub(crate) fn text(&self, name: &str, default: &str) -> PyResult<String> {
         let given = self.get(name, default)?;
         given.map_or_else(|| Ok(default.to_owned()), |value| text(name, &value))

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use dcp_arrow::{Column, TableOptions, TableSchema};
 use dcp_consumer::{
-    Acknowledge, BatchPolicy, ClientCertificate, ConnectOptions, Credentials, CredentialsSource,
-    End, Filter, InitialDeletions, OnPurge, OnRollback, Pem, SrvTargets, Start, StreamOptions,
-    TlsOptions,
+    Acknowledge, BackfillOrder, BatchPolicy, ClientCertificate, ConnectOptions, Credentials,
+    CredentialsSource, End, Filter, InitialDeletions, OnPurge, OnRollback, Pem, Priority,
+    SrvTargets, Start, StreamOptions, TlsOptions,
 };
 use dcp_proto::consumer::Token;
 use dcp_proto::plan::{Limits, Offsets};
@@ -206,6 +206,10 @@ pub(crate) fn stream(
     options.out_of_order = arguments.flag("out_of_order", options.out_of_order)?;
     options.initial_deletions =
         arguments.word("initial_deletions", options.initial_deletions, &INITIAL_DELETIONS)?;
+    let priorities = Priority::ALL.map(|it| (it.name(), it));
+    options.priority = arguments.optional_word("priority", &priorities)?;
+    let orders = BackfillOrder::ALL.map(|it| (it.name(), it));
+    options.backfill_order = arguments.optional_word("backfill_order", &orders)?;
     options.caught_up = table.system_events();
     options.compressed = settings.compressed;
     options.on_rollback = arguments.word("on_rollback", options.on_rollback, &ON_ROLLBACK)?;

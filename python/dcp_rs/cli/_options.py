@@ -481,6 +481,17 @@ _READING = {
         help="Whether the server leaves out the deletions of first loads"
         f" ({_STREAM['initial_deletions']}).",
     ),
+    "priority": click.option(
+        "--priority",
+        type=click.Choice(["low", "medium", "high"]),
+        help="How much a node sends in one turn: high makes a load quicker, and the slowest"
+        " requests of other clients slower (medium, unless the node is asked).",
+    ),
+    "backfill_order": click.option(
+        "--backfill-order",
+        type=click.Choice(["round-robin", "sequential"]),
+        help="How a node reads vBuckets from disk (round-robin, unless the node is asked).",
+    ),
     "on_rollback": click.option(
         "--on-rollback",
         type=click.Choice(["emit", "fail", "resync"]),

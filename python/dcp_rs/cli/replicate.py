@@ -73,6 +73,8 @@ TARGET is one of
         "key_type",
         "persisted_only",
         "on_purge",
+        "priority",
+        "backfill_order",
     )
 )
 @click.option(

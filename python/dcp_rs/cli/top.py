@@ -56,7 +56,8 @@ def _interval(text: str) -> float:
 @click.option("--once", is_flag=True, help="Print a single snapshot and exit.")
 @reading_options(
     only=(
-        "start", "vbuckets", "collections", "include", "persisted_only", "on_rollback",
+        "start", "vbuckets", "collections", "include", "persisted_only", "priority",
+        "backfill_order", "on_rollback",
     )
 )  # fmt: skip
 @output_options

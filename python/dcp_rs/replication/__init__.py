@@ -21,12 +21,13 @@ from __future__ import annotations
 import threading
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
 
 from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.options import BackfillOrder, Priority
 from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
 from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.state import State
@@ -191,6 +192,8 @@ def replicate(
     on_error: Literal["reject", "fail"] | None = None,
     persisted_only: bool = False,
     on_purge: Literal["resync", "ignore"] = "resync",
+    priority: Priority | None = None,
+    backfill_order: BackfillOrder | None = None,
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
@@ -256,6 +259,8 @@ def replicate(
             has on disk.
         on_purge: What to do if deletions were purged that the target does not have, as in
             `dcp_rs.Client.stream`: `resync` reads the vBucket again, `ignore` keeps their rows.
+        priority: How much a node sends in one turn of a connection, as in `dcp_rs.Client.stream`.
+        backfill_order: How a node reads vBuckets from disk, as in `dcp_rs.Client.stream`.
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
         commit_interval: Seconds after the first change after which to commit.
@@ -286,6 +291,10 @@ def replicate(
     _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
+    if priority is not None:
+        _checks.word("priority", priority, get_args(Priority))
+    if backfill_order is not None:
+        _checks.word("backfill_order", backfill_order, get_args(BackfillOrder))
     _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
@@ -302,6 +311,8 @@ def replicate(
         collections=None if collections is None else _checks.names("collections", collections),
         persisted_only=persisted_only,
         on_purge=on_purge,
+        priority=priority,
+        backfill_order=backfill_order,
         on_drop=on_drop,
         on_error=on_error,
         commit_rows=commit_rows,

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.checkpoint import Checkpoint
+    from dcp_rs.options import BackfillOrder, Priority
     from dcp_rs.replication.reader import Read
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.table import OnDrop, Step, Table
@@ -73,6 +74,8 @@ class Settings:
     collections: list[str] | None
     persisted_only: bool
     on_purge: Literal["resync", "ignore"]
+    priority: Priority | None
+    backfill_order: BackfillOrder | None
     on_drop: OnDrop
     on_error: OnError | None
     commit_rows: int
@@ -198,6 +201,8 @@ class Replication:
             on_purge=settings.on_purge,
             # What was removed before is not among the rows that it fills a table with.
             initial_deletions="skip_if_supported" if skips else "deliver",
+            priority=settings.priority,
+            backfill_order=settings.backfill_order,
             include="system_events",
             on_rollback="resync" if settings.mode == "table" else "emit",
             batch=BatchPolicy(

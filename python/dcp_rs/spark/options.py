@@ -17,7 +17,7 @@ from dcp_rs._deprecated import Renamed
 from dcp_rs.client import ConnectionOptions, engine_options, shown
 from dcp_rs.documents import DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import BatchPolicy
+from dcp_rs.options import BackfillOrder, BatchPolicy, Priority
 from dcp_rs.planner import PlanOptions
 from dcp_rs.schema import Schema
 
@@ -134,6 +134,12 @@ class ReadOptions:
     """Whether the server leaves out the deletions of a vBucket's first load: `skip` needs a server
     newer than Couchbase Server 8.0, `skip_if_supported` delivers the deletions of others. Later
     deletions are delivered."""
+    priority: Priority | None = None
+    """How much a node sends in one turn of a connection: `low`, `medium`, as nodes do by default,
+    or `high`, which makes a load quicker and the slowest requests of other clients slower."""
+    backfill_order: BackfillOrder | None = None
+    """How a node reads the vBuckets of a connection from disk: `round-robin`, in turns, as nodes do
+    by default, or `sequential`, one after the other."""
     persisted_only: bool = PlanOptions.persisted_only
     """On by default, unlike in `Client.stream`, because a read ends at offsets that a failover
     could take back. Whether streams and reads that resume take only changes that every copy of a
@@ -290,6 +296,8 @@ class ReadOptions:
                 "batch": BatchPolicy(**given),
                 "on_rollback": self.on_rollback,
                 "initial_deletions": self.initial_deletions,
+                "priority": self.priority,
+                "backfill_order": self.backfill_order,
                 "persisted_only": self.persisted_only,
             }
         )
@@ -516,6 +524,7 @@ def _offsets(*words: str) -> _Parser:
 
 
 _PARSERS: dict[str, _Parser] = {
+    "backfill_order": _word,
     "batch_bytes": _size,
     "batch_rows": _number_to(_MOST),
     "collections": _names,
@@ -540,6 +549,7 @@ _PARSERS: dict[str, _Parser] = {
     "on_rollback": _word,
     "ops": _names,
     "persisted_only": _boolean,
+    "priority": _word,
     "retry_timeout": _seconds,
     "sasl_mechanisms": _mechanisms,
     "since": _moment,

@@ -20,6 +20,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::connect::{Connected, Connector};
 use crate::connection::NodeConnection;
+use crate::first_load::FirstLoad;
 use crate::opening::Opening;
 use crate::pool::Pool;
 use crate::{Chain, ConnectOptions, Error, ErrorKind};
@@ -43,6 +44,8 @@ pub(crate) struct Bucket {
     replaced: AtomicBool,
     /// Whether some node has opened a DCP connection, so the user has the privilege.
     has_opened_dcp: AtomicBool,
+    /// Whether it was logged that a first load waited for the nodes.
+    has_logged_waits: Arc<AtomicBool>,
     /// The highest seqno ever observed for each vBucket.
     highest: Mutex<BTreeMap<Vbid, Seqno>>,
     /// Connections that are not used by a stream.
@@ -84,6 +87,7 @@ impl Bucket {
             }),
             replaced: AtomicBool::new(false),
             has_opened_dcp: AtomicBool::new(false),
+            has_logged_waits: Arc::default(),
             highest: Mutex::default(),
             pool: Pool::new(connector.options().keep_connections),
             connector,
@@ -223,6 +227,11 @@ impl Bucket {
         by_address
     }
 
+    /// A first load that begins.
+    pub(crate) fn first_load(&self, now: Instant) -> FirstLoad {
+        FirstLoad::new(now, Arc::clone(&self.has_logged_waits))
+    }
+
     /// Whether a failure may be temporary. The client has opened this bucket before, so a node that
     /// does not know it, or refuses the user, may be starting, or may not have a new password yet.
     pub(crate) fn may_pass(&self, error: &Error) -> bool {
@@ -265,8 +274,9 @@ impl Bucket {
         let remaining = limit.saturating_sub(begun.elapsed());
         let request = opening.map(|opening| opening.request(self.connector.connection_name()));
         let connected = self.connector.connect_in(remaining, address, request).await?;
-        if opening.is_some() {
+        if let Some(opening) = opening {
             self.has_opened_dcp.store(true, Ordering::Relaxed);
+            opening.log_refused(address, &connected.outcome);
         }
         self.learn(&connected)?;
         let config = self.connection_config(&connected.outcome, opening);

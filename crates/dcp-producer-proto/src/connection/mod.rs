@@ -17,7 +17,7 @@ use super::output::Output;
 use super::refusal::Refusal;
 use super::replica::{self, NoReplicas};
 use super::reply::{handle_response, refuse, refuse_and_close, succeed};
-use super::settings::Settings;
+use super::settings::{Priority, Settings};
 use super::streams::Streams;
 use super::window::Window;
 use super::{BucketSource, ConnectionConfig, Disconnect, Features, Privilege};
@@ -25,6 +25,9 @@ use super::{BucketSource, ConnectionConfig, Disconnect, Features, Privilege};
 /// Bytes that a stream writes per turn: enough to make a turn cheap, few enough that no stream
 /// waits long for the others.
 const TURN: usize = 32 * 1024;
+
+/// Most bytes that a server writes at once, however many messages a pass has.
+const PASS_WRITE: usize = 16 * 1024;
 
 /// Turns in one call of [`Connection::poll_transmit`]: streams that have nothing to send, or only
 /// filtered-out items, use none of the budget.
@@ -35,8 +38,8 @@ const MAX_TURNS: usize = 256;
 pub struct Transmit {
     /// Bytes appended.
     pub written: usize,
-    /// Whether the budget, not a lack of data or of credit, ended the call: call again as soon as
-    /// the bytes are written out.
+    /// Whether the budget or the end of a pass, not a lack of data or of credit, ended the call:
+    /// call again as soon as the bytes are written out.
     pub more: bool,
 }
 
@@ -291,8 +294,19 @@ impl Connection {
         }
     }
 
+    /// The most bytes that are written to the socket at once, all of them before
+    /// [`poll_transmit`](Self::poll_transmit) is called again; `None` for as many as it takes.
+    ///
+    /// Clients that have asked for a priority get writes like those of a server, whose size and
+    /// number they are meant to choose.
+    #[must_use]
+    pub fn write_limit(&self) -> Option<usize> {
+        self.opened.as_ref()?.settings.priority.map(|_| PASS_WRITE)
+    }
+
     /// Appends noops and stream messages to `out` until `budget` bytes are written (one message
-    /// may exceed it), the flow-control window is used up, or there is nothing to send.
+    /// may exceed it), the flow-control window is used up, or there is nothing to send; for a
+    /// client that has asked for a priority, only the messages of one pass.
     pub fn poll_transmit<S: BucketSource>(
         &mut self,
         now: Instant,
@@ -316,18 +330,22 @@ impl Connection {
         opened.write_noop(now, out);
         opened.end_slow_streams(now, &self.config, source);
         let limit = before.saturating_add(budget);
+        let mut messages = opened.settings.priority.map_or(usize::MAX, Priority::messages);
+        let sequential = opened.settings.sequential_backfills;
         let mut more = false;
         for turn in 0.. {
             if !opened.streams.has_ready() || !opened.window.is_open() {
                 break;
             }
-            if turn == MAX_TURNS || out.len() >= limit {
+            if turn == MAX_TURNS || out.len() >= limit || messages == 0 {
                 more = true;
                 break;
             }
             let limit = out.len().saturating_add(TURN).min(limit);
             let Opened { streams, window, scratch, .. } = &mut *opened;
-            streams.take_turn(source, &mut Output::new(out, window, scratch, limit, now));
+            let mut output = Output::new(out, window, scratch, (limit, messages), now);
+            streams.take_turn(source, sequential, &mut output);
+            messages = output.messages();
         }
         let is_full = opened.streams.has_ready() && !opened.window.is_open();
         opened.full_since = is_full.then(|| opened.full_since.unwrap_or(now));

@@ -10,6 +10,7 @@ mod collections;
 mod flow_control;
 mod hostile;
 mod noop;
+mod passes;
 mod recorded;
 mod replica;
 mod rows;

@@ -267,9 +267,10 @@ impl Connection {
         self.closing.is_none() && self.output.len() < OUTPUT_LIMIT && self.tap.takes_input()
     }
 
-    /// Whether stream messages are produced.
+    /// Whether stream messages are produced: in passes, after everything else is written.
     fn streams(&self) -> bool {
-        self.closing.is_none() && self.output.len() < OUTPUT_LOW
+        let low = self.dcp.write_limit().map_or(OUTPUT_LOW, |_| 1);
+        self.closing.is_none() && self.output.len() < low
     }
 
     /// Reads from the socket.
@@ -436,7 +437,8 @@ impl Connection {
         if wire.is_empty() {
             return Ok(self.socket.try_flush()?);
         }
-        match self.socket.try_write(wire) {
+        let limit = self.dcp.write_limit().unwrap_or(usize::MAX);
+        match self.socket.try_write(wire.get(..limit).unwrap_or(wire)) {
             Ok(written) => {
                 wire.advance(written);
                 self.moved = now();

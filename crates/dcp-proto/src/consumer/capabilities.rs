@@ -161,6 +161,13 @@ impl Capability {
         always(Negotiated::Control(Control::CONNECTION_BUFFER_SIZE)),
         always(Negotiated::Control(Control::SEND_STREAM_END_ON_CLIENT_CLOSE_STREAM)),
         always(Negotiated::Control(Control::FORCE_VALUE_COMPRESSION)).asked("with `compressed`"),
+        always(Negotiated::Control(Control::SET_PRIORITY)).asked("with `priority`"),
+        since(
+            Negotiated::Control(Control::BACKFILL_ORDER),
+            (6, 6),
+            "the backfills of vBuckets take turns, and the log says so",
+        )
+        .asked("with `backfill_order`"),
         since(
             Negotiated::Control(Control::ENABLE_EXPIRY_OPCODE),
             (6, 5),

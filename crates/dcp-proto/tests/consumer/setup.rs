@@ -116,6 +116,24 @@ fn ct_23_a_server_without_out_of_order_snapshots_is_read_in_order() {
 }
 
 #[test]
+fn ct_09_and_ct_21_a_server_without_priority_or_order_of_backfills_is_read_without_them() {
+    for (key, value) in [(Control::SET_PRIORITY, "high"), (Control::BACKFILL_ORDER, "sequential")] {
+        for (status, taken) in [
+            (Status::SUCCESS, true),
+            (Status::EINVAL, false),
+            (Status::NOT_SUPPORTED, false),
+            (Status::UNKNOWN_COMMAND, false),
+        ] {
+            let mut server = Login::default();
+            let config = with(ControlSetting::optional(key, value));
+            let outcome = set_up(&mut server, config, (key, status)).unwrap();
+            assert_eq!(value_of(&server, key).as_deref(), Some(value));
+            assert_eq!(outcome.has_control(key), taken, "{key}: {status}");
+        }
+    }
+}
+
+#[test]
 fn ct_25_history_that_is_not_kept_is_an_error() {
     let config = with(ControlSetting::required(Control::CHANGE_STREAMS, true));
     let refused = (Control::CHANGE_STREAMS, Status::NOT_SUPPORTED);

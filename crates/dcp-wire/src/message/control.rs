@@ -36,6 +36,10 @@ impl Control<'_> {
     pub const FLATBUFFERS_SYSTEM_EVENTS: &'static str = "flatbuffers_system_events";
     /// Key: snapshots that keep every version of a document.
     pub const CHANGE_STREAMS: &'static str = "change_streams";
+    /// Key: how many messages the producer writes in a turn: `low`, `medium` or `high`.
+    pub const SET_PRIORITY: &'static str = "set_priority";
+    /// Key: whether backfills take turns (`round-robin`) or follow each other (`sequential`).
+    pub const BACKFILL_ORDER: &'static str = "backfill_order";
     /// Key: newest snapshot marker version understood.
     pub const MAX_MARKER_VERSION: &'static str = "max_marker_version";
 }
