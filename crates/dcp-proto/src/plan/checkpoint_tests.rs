@@ -254,6 +254,27 @@ fn a_plan_is_read_back_as_it_was_sent() {
 }
 
 #[test]
+fn plan_that_contradicts_itself_is_refused() {
+    let range = |vbid, seqno, to| {
+        let from = StreamPosition::new(position(seqno, (seqno, seqno)));
+        VbucketRange { rolled_back: true, ..VbucketRange::new(Vbid(vbid), from, Seqno(to)) }
+    };
+    let of = |ranges| ReadPlan::of_ranges("bucket", StoredFilter::default(), ranges, true);
+    let plan = of(vec![range(3, 40, 60), range(4, 25, 25)]);
+    assert_eq!(ReadPlan::from_json(&plan.to_json()), Ok(plan.clone()));
+    let twice = ReadPlan { rolled_back: vec![VB, VB], ..plan.clone() };
+    for (json, what) in [
+        (of(vec![range(3, 40, 39)]).to_json(), "a range that ends before it begins"),
+        (twice.to_json(), "a vBucket that is rolled back twice"),
+    ] {
+        let refused = ReadPlan::from_json(&json).unwrap_err();
+        assert_eq!(refused, CheckpointError::damaged(Form::Plan, what));
+    }
+    let named = ReadPlan { ends: Ends::Given, ..of(vec![range(3, 40, 39)]) };
+    assert_eq!(ReadPlan::from_json(&named.to_json()), Ok(named), "a stream may be past its end");
+}
+
+#[test]
 fn plan_ends_are_trusted_depending_on_where_they_are_from() {
     let range = |seqno, to| {
         let from = StreamPosition::new(position(seqno, (seqno, seqno)));

@@ -1,6 +1,6 @@
 //! What is read, as one value and one document.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use dcp_wire::{Seqno, Vbid};
@@ -138,6 +138,12 @@ impl ReadPlan {
         })
     }
 
+    /// Upper bound of the number of changes; [`u64::MAX`] without an end.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.ranges().fold(0, |sum, range| sum.saturating_add(range.size()))
+    }
+
     /// The ranges to request from the server.
     ///
     /// The planner asked about those that have only a rollback to deliver. Any other is requested
@@ -199,18 +205,29 @@ impl ReadPlan {
             return Err(CheckpointError::Version { form, found, supported });
         }
         let content: Content = Envelope::read(json.as_bytes(), Form::Plan)?;
+        let damaged = |what| Err(CheckpointError::damaged(Form::Plan, what));
         let to: BTreeMap<_, _> =
             content.to.iter().map(|&(vbid, to)| (Vbid(vbid), Seqno(to))).collect();
+        if to.len() != content.to.len() {
+            return damaged("a vBucket that is read twice");
+        }
         let rolled_back: Vec<_> = content.rolled_back.into_iter().map(Vbid).collect();
         if rolled_back.iter().any(|vbid| !to.contains_key(vbid)) {
-            let what = "a rollback of a vBucket that is not read";
-            return Err(CheckpointError::damaged(Form::Plan, what));
+            return damaged("a rollback of a vBucket that is not read");
+        }
+        if rolled_back.iter().collect::<BTreeSet<_>>().len() != rolled_back.len() {
+            return damaged("a vBucket that is rolled back twice");
         }
         let start = Checkpoint::from_json(content.start.as_bytes())?;
         // Without one, the whole bucket would be read.
         if start.filter().is_none() {
-            let what = "positions without a filter";
-            return Err(CheckpointError::damaged(Form::Plan, what));
+            return damaged("positions without a filter");
+        }
+        // Nothing of such a range would be read, in silence. A stream may begin above an end that
+        // somebody named.
+        let begins = |vbid| start.position(vbid).map_or(Seqno::ZERO, |position| position.seqno);
+        if content.ends == Ends::Exist && to.iter().any(|(&vbid, &to)| to < begins(vbid)) {
+            return damaged("a range that ends before it begins");
         }
         Ok(Self {
             node: content.node,
@@ -243,4 +260,33 @@ struct Content {
     end_persisted: bool,
     on_rollback: OnRollback,
     retry_timeout_ms: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn plan_that_reads_a_vbucket_twice_is_refused_whoever_wrote_it() {
+        let document = |to| {
+            let start = Checkpoint::new("bucket", StoredFilter::default()).to_json();
+            let content = Content {
+                node: None,
+                start,
+                to,
+                ends: Ends::Exist,
+                rolled_back: Vec::new(),
+                past_purge: false,
+                clamp: true,
+                persisted_only: false,
+                end_persisted: false,
+                on_rollback: OnRollback::Fail,
+                retry_timeout_ms: 0,
+            };
+            ReadPlan::from_json(&Envelope::write(FORMAT, VERSION, content))
+        };
+        assert_eq!(document(vec![(3, 5), (4, 5)]).map(|plan| plan.size()), Ok(10));
+        let refused = document(vec![(3, 5), (3, 6)]).unwrap_err();
+        assert_eq!(refused, CheckpointError::damaged(Form::Plan, "a vBucket that is read twice"));
+    }
 }
