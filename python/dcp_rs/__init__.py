@@ -46,7 +46,8 @@ from dcp_rs import exceptions
 from dcp_rs._dcp_rs import DEBUG_BUILD, __version__
 from dcp_rs.batch import ChangeBatch
 from dcp_rs.checkpoint import Checkpoint, Position, StoredFilter
-from dcp_rs.client import Client, ConnectionOptions, connect
+from dcp_rs.client import Client, connect
+from dcp_rs.connection import ConnectionOptions
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
 from dcp_rs.options import BatchPolicy, Share

@@ -18,7 +18,8 @@ from typing import (
 )
 
 from dcp_rs import _dcp_rs, _deprecated, _keywords
-from dcp_rs.client import Bucket, Client, connect, connection_options, stream_options
+from dcp_rs.client import Client, connect, stream_options
+from dcp_rs.connection import Bucket, connection_options
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 

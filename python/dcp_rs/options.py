@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs import _checks, _dcp_rs, _keywords
+from dcp_rs.documents import as_options
 from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 Op = Literal["mutation", "deletion", "expiration"]
 Include = Literal["xattrs", "history", "system_events", "system_documents"]
@@ -88,3 +92,13 @@ class BatchPolicy:
 
     def __post_init__(self) -> None:
         _dcp_rs.check_batch(vars(self))
+
+
+def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options of a stream as the engine takes them: without objects of this package."""
+    batch = options["batch"]
+    if batch is not None:
+        _checks.instance("batch", batch, BatchPolicy, "a BatchPolicy")
+        batch = vars(batch)
+    schema = as_options(options["document_schema"])
+    return {**options, "document_schema": schema, "batch": batch}

@@ -13,7 +13,7 @@ import click
 
 from dcp_rs import _dcp_rs, _deprecated
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.client import ConnectionOptions
+from dcp_rs.connection import ConnectionOptions
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import Share

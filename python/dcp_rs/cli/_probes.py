@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 if TYPE_CHECKING:
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
 
 _PORTS = {"couchbase": 11210, "couchbases": 11207}
 _STRING = re.compile(r"(?:(?P<scheme>\w+)://)?(?P<hosts>[^/?]*)(?:/(?P<bucket>[^?]*))?")

@@ -19,7 +19,7 @@ from dcp_rs.cli._options import (
 )
 from dcp_rs.cli._output import sync, width, write
 from dcp_rs.cli._rows import FormattedLines, JsonLines, Lines, TableLines
-from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.stores import FileStore
@@ -27,6 +27,7 @@ from dcp_rs.stores import FileStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.stream import ChangeStream
 
 _FOR_EYES = ["vbucket", "seqno", "op", "scope", "collection", "key", "value"]

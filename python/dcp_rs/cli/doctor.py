@@ -32,7 +32,7 @@ from dcp_rs.exceptions import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
 
 _ROLE = "give the user the role Data DCP Reader on the bucket (Security, Users)"
 _COLOURS = {"ok": "green", "failed": "red", "skipped": "yellow"}

@@ -17,7 +17,7 @@ from dcp_rs._libraries import require_pyarrow
 from dcp_rs.cli._options import command, connection_options, file_name, reading_options, resume_from
 from dcp_rs.cli._output import Reporter, write
 from dcp_rs.cli._rows import JsonLines
-from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import FileStore
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from dcp_rs.batch import ChangeBatch
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.stream import ChangeStream
 
 _ENDINGS = {

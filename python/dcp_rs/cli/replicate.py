@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from types import FrameType
 
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.replication import Progress, TableProgress
 
 # Modules whose errors are reported without a traceback, or are bugs.

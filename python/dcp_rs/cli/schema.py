@@ -20,7 +20,7 @@ from dcp_rs.cli._rows import clear
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.replication import InferredSchema
 
 

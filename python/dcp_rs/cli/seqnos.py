@@ -14,7 +14,7 @@ from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from dcp_rs.cli._reader import Reader
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
 
 
 @command()

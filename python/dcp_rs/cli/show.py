@@ -21,7 +21,7 @@ from dcp_rs.client import Client
 from dcp_rs.exceptions import DataError
 
 if TYPE_CHECKING:
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
 
     Row = tuple[object, ...]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from dcp_rs.cli._reader import Reader
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.stream import ChangeStream
 
 _QUIT = frozenset("qQ")

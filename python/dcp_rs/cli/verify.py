@@ -19,7 +19,7 @@ from dcp_rs.cli._output import print_records
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
-    from dcp_rs.client import ConnectionOptions
+    from dcp_rs.connection import ConnectionOptions
     from dcp_rs.replication import Difference, Verification
 
 # Exit status if something differs, or could not be compared.

@@ -14,10 +14,10 @@ from urllib.parse import unquote
 
 from dcp_rs import _checks, _dcp_rs, _deprecated
 from dcp_rs._deprecated import Renamed
-from dcp_rs.client import ConnectionOptions, engine_options, shown
+from dcp_rs.connection import ConnectionOptions, shown
 from dcp_rs.documents import DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import BackfillOrder, BatchPolicy, Priority
+from dcp_rs.options import BackfillOrder, BatchPolicy, Priority, engine_options
 from dcp_rs.planner import PlanOptions
 from dcp_rs.schema import Schema
 

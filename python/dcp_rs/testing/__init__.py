@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from dcp_rs import _checks, _dcp_rs, _keywords
-from dcp_rs.client import Client, ConnectionOptions
+from dcp_rs.client import Client
+from dcp_rs.connection import ConnectionOptions
 from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
 from dcp_rs.testing.control import Control, MapVersion
 from dcp_rs.testing.documents import Document, Documents, MutationToken
