@@ -26,6 +26,7 @@ may be delivered.
 * A `dcp_rs.Checkpoint` is the position to resume from. A `dcp_rs.CheckpointStore` keeps it:
   `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in object
   storage, `dcp_rs.MemoryStore` in memory, or your own.
+* `dcp_rs.Client.plan` returns a `dcp_rs.ReadPlan`, whose `dcp_rs.Partition`s other processes read.
 * `dcp_rs.replicate` keeps a table in step with a bucket, and `dcp_rs.verify` compares them.
 * `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients can use like a real
   one.
@@ -51,6 +52,7 @@ from dcp_rs.connection import ConnectionOptions
 from dcp_rs.documents import DocumentSchema
 from dcp_rs.exceptions import DcpError
 from dcp_rs.options import BatchPolicy, Share
+from dcp_rs.plan import Partition, ReadPlan
 from dcp_rs.schema import ColumnInfo, Schema, columns
 from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore, SharedStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
@@ -77,7 +79,9 @@ __all__ = [
     "FileStore",
     "MemoryStore",
     "ObjectStore",
+    "Partition",
     "Position",
+    "ReadPlan",
     "Schema",
     "Share",
     "SharedStore",

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, Final, Generic, Self, TypeVar, final
 
+from dcp_rs._clients import Opened
 from dcp_rs.checkpoint import Position, StoredFilter
 from dcp_rs.debug import Decoded, RollbackExplanation
-from dcp_rs.planner import Range, TaskStream
+from dcp_rs.plan import Range
 from dcp_rs.replication.inferring import InferredField
 from dcp_rs.schema import ColumnInfo
 from dcp_rs.stream import StreamEvent, StreamStats, VbucketStats
@@ -32,7 +33,6 @@ __all__ = [
     "Pending",
     "Planner",
     "ReadPlan",
-    "Rows",
     "Schema",
     "__version__",
     "check_batch",
@@ -44,8 +44,7 @@ __all__ = [
     "defaults",
     "explain_rollback",
     "json_depth",
-    "open_task",
-    "rollback_rows",
+    "open_plan",
     "wanted",
 ]
 
@@ -58,13 +57,12 @@ def decode(data: bytes, collections: bool) -> Decoded: ...
 def defaults() -> dict[str, dict[str, Any]]: ...
 def explain_rollback(options: dict[str, Any]) -> RollbackExplanation: ...
 def json_depth(text: bytes) -> int | None: ...
-def open_task(
+def open_plan(
     connect: dict[str, Any],
     kept: Client | None,
     plan: ReadPlan,
     options: dict[str, Any],
-) -> TaskStream: ...
-def rollback_rows(plan: ReadPlan, options: dict[str, Any]) -> Rows | None: ...
+) -> Opened: ...
 def wanted(data: bytes) -> int: ...
 
 @final
@@ -84,12 +82,6 @@ class ChangeBatch:
         self, requested_schema: object | None = None
     ) -> tuple[object, object]: ...
     def __arrow_c_schema__(self) -> object: ...
-
-@final
-class Rows:
-    def __arrow_c_array__(
-        self, requested_schema: object | None = None
-    ) -> tuple[object, object]: ...
 
 @final
 class AsyncTurn: ...
@@ -168,6 +160,7 @@ class Client:
     def collections(self, options: dict[str, Any]) -> dict[str, int]: ...
     def earliest_of(self, options: dict[str, Any], readers: list[Checkpoint]) -> Checkpoint: ...
     def stream(self, options: dict[str, Any]) -> ChangeStream: ...
+    def run(self, plan: ReadPlan, options: dict[str, Any]) -> ChangeStream: ...
     def stream_async(
         self, options: dict[str, Any], notify: Callable[[], object]
     ) -> Pending[ChangeStream]: ...
@@ -191,11 +184,11 @@ class Planner:
     def latest(self, options: dict[str, Any]) -> str: ...
     def fix_target(self, options: dict[str, Any]) -> None: ...
     def plan_end(self, start: str | Checkpoint, options: dict[str, Any]) -> str: ...
-    def plan_tasks(
+    def partitions(
         self,
         start: str | Checkpoint,
         end: str,
-        tasks: int | None,
+        count: int | None,
         options: dict[str, Any],
     ) -> list[ReadPlan]: ...
 
@@ -270,6 +263,12 @@ class Schema:
     def __arrow_c_schema__(self) -> object: ...
 
 @final
+class DecodedDocuments:
+    def __arrow_c_array__(
+        self, requested_schema: object | None = None
+    ) -> tuple[object, object]: ...
+
+@final
 class DocumentDecoder:
     def __new__(cls, options: dict[str, Any]) -> DocumentDecoder: ...
     @property
@@ -277,7 +276,9 @@ class DocumentDecoder:
     @property
     def names(self) -> list[str]: ...
     def __arrow_c_schema__(self) -> object: ...
-    def decode(self, offsets: memoryview, data: memoryview, kinds: memoryview) -> Rows: ...
+    def decode(
+        self, offsets: memoryview, data: memoryview, kinds: memoryview
+    ) -> DecodedDocuments: ...
     def grown(
         self,
         offsets: memoryview,

@@ -1,4 +1,4 @@
-"""Options that were renamed: an old name works for one release, with a warning."""
+"""What was renamed: an old name works for one release, with a warning."""
 
 from __future__ import annotations
 
@@ -113,10 +113,12 @@ def _old(renamed: Renamed, options: object) -> object:
 
 
 def _warn(renamed: Renamed, value: object) -> None:
-    use = renamed.new if renamed.words is None else f"{renamed.new}={value!r}"
-    warnings.warn(
-        f"{renamed.old} is deprecated: use {use}", DeprecationWarning, stacklevel=_stack_level()
-    )
+    warn(renamed.old, renamed.new if renamed.words is None else f"{renamed.new}={value!r}")
+
+
+def warn(old: str, new: str) -> None:
+    """Warns the caller of the package that an old name works for one release."""
+    warnings.warn(f"{old} is deprecated: use {new}", DeprecationWarning, stacklevel=_stack_level())
 
 
 def _stack_level() -> int:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from dcp_rs.documents import DocumentSchema
     from dcp_rs.options import BackfillOrder, BatchPolicy, Include, Op, Priority, Share
+    from dcp_rs.plan import ReadPlan
+    from dcp_rs.planner import Offsets
     from dcp_rs.stores import CheckpointStore
 
 
@@ -299,6 +301,95 @@ class Client(Bucket):
                 stream.close()
                 raise
         return stream
+
+    @_keywords.checked
+    def plan(
+        self,
+        *,
+        start: Literal["earliest", "latest"] | Offsets | Checkpoint = "earliest",
+        until: Literal["now"] | Offsets = "now",
+        partitions: int | None = None,
+        vbuckets: Iterable[int] | Share | None = None,
+        collections: str | Iterable[str] | None = None,
+        keys: str | Iterable[str] | None = None,
+        ops: Op | Iterable[Op] | None = None,
+        since: datetime | float | None = None,
+        include: Include | Iterable[Include] = (),
+        max_seqnos: int | None = None,
+        persisted_only: bool = True,
+        on_rollback: Literal["emit", "fail", "resync"] = "emit",
+        on_purge: Literal["fail", "resync"] = "fail",
+        is_last: bool = False,
+    ) -> ReadPlan:
+        """Plans a bounded read, in parts that other processes can read.
+
+        Its bounds are taken now. A plan is complete once all of its partitions are: store `end`
+        with what they brought, and start the next plan there. If one fails with
+        `dcp_rs.exceptions.RollbackError`, discard what the plan brought and plan again from the
+        same `start`.
+
+            >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
+            ...     for n in range(3):
+            ...         _ = cluster.upsert(f"key_{n}", b"{}")
+            ...     plan = client.plan(partitions=2, persisted_only=False)
+            ...     len(plan.partitions), plan.size
+            ...     client.plan(start=plan.end, persisted_only=False).size
+            (2, 3)
+            0
+
+        Args:
+            start: `earliest`, `latest`, the `end` of an earlier plan, or a checkpoint of a stream.
+            until: `now`, or the `end` of a plan, for the same end again.
+            partitions: Most partitions, or one per node if there are more nodes; by default one per
+                node, or four with `is_last`.
+            vbuckets: vBuckets to read; this and the next five are as in `dcp_rs.Client.stream`.
+            collections: Collections to read.
+            keys: Patterns of keys to read.
+            ops: Operations to read.
+            since: Earliest change to read.
+            include: Only `system_documents` makes a difference to a plan.
+            max_seqnos: Most seqnos to read, an upper bound of the rows; by default, unlimited.
+            persisted_only: On by default, unlike in `dcp_rs.Client.stream`, because a plan ends at
+                offsets that a failover could take back. Whether to read only changes that every
+                copy of a vBucket has on disk. Off on buckets without a disk.
+            on_rollback: If the server's history differs from what was read before `start`: `emit`
+                and `resync` begin with a rollback row, `fail` raises an error.
+            on_purge: If deletions may have been purged before they were read: `fail`, or `resync`:
+                a rollback row, then the vBucket from its beginning.
+            is_last: Whether no later plan starts at the end. Then everything is read, persisted or
+                not, to the ends of snapshots, and `end` is `None`.
+
+        Raises:
+            ConfigError: An option is wrong, or there is no such vBucket, scope or collection.
+            RollbackError: The server has rolled back, and `on_rollback` is `fail`.
+            DataError: Deletions may have been purged unread.
+            CheckpointError: `start` or `until` is damaged, or of another bucket or filter.
+            TimeoutError: A node did not answer in time.
+        """
+        from dcp_rs.planner import Planner, PlanOptions
+
+        if isinstance(until, str):
+            _checks.word("until", until, ("now",))
+        options = PlanOptions(
+            max_seqnos=max_seqnos,
+            until=None if isinstance(until, str) else until,
+            on_rollback=on_rollback,
+            persisted_only=persisted_only,
+            on_purge=on_purge,
+            is_last=is_last,
+        )
+        if partitions is not None:
+            _checks.integer("partitions", partitions, 1, 0xFFFF)
+        planner = Planner(
+            self,
+            vbuckets,
+            collections=collections,
+            keys=keys,
+            ops=ops,
+            since=since,
+            include=include,
+        )
+        return planner.plan(start, options, count=partitions)
 
     def close(self) -> None:
         """Closes the client and the streams it has opened.

@@ -1,69 +1,44 @@
-"""Plan consecutive bounded reads: where each ends, and what its tasks read.
+"""Plan consecutive bounded reads: where each ends, and its partitions.
 
-This is for a driver that distributes ranges of seqnos to tasks in other processes, as Spark's does.
-For a stream in one process, use `dcp_rs.Client.stream` and its checkpoints.
+`dcp_rs.Client.plan` plans one read. A `Planner` is for a driver that plans many: it keeps its
+connections, waits for a cluster that is unavailable, and can plan the partitions of a read again
+whose end was chosen long before. For a stream in one process, use `dcp_rs.Client.stream` and its
+checkpoints.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from dcp_rs import _checks, _dcp_rs, _deprecated, _keywords
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.client import Client
+from dcp_rs.connection import Bucket
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.options import Share
+from dcp_rs.plan import Partition, Range, ReadPlan
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
     from datetime import datetime
 
+    from dcp_rs.client import Client
     from dcp_rs.options import Include, Op
 
 Offsets = dict[str, Any]
 """Position of each vBucket: JSON that a reader stores unchanged."""
 
 
-class Range(NamedTuple):
-    """The changes to read from one vBucket."""
-
-    vbucket: int
-    vbuuid: int
-    """History branch to resume from; 0 for the beginning."""
-    from_seqno: int
-    """Seqno after which to start."""
-    to_seqno: int
-    """Last seqno to read."""
-    epoch: int
-    """Rollbacks seen on the vBucket."""
-    rolled_back: bool
-    """Whether a rollback row to `from_seqno` comes before the changes."""
-
-    @property
-    def size(self) -> int:
-        """Upper bound of the number of changes, before de-duplication."""
-        return self.to_seqno - self.from_seqno
-
-
 class Task(NamedTuple):
-    """Ranges of one node."""
+    """Ranges of one node, from the deprecated `Planner.tasks`."""
 
     node: str
     """Node of the vBuckets when the task was planned, as `host:port`."""
     ranges: tuple[Range, ...]
     plan: str
-    """The ranges and everything else that the stream needs, as text to send to the task."""
-
-
-class TaskStream(NamedTuple):
-    """The stream of a task, in the process that reads it."""
-
-    client: _dcp_rs.Client
-    """The client that it uses, for the next task."""
-    stream: _dcp_rs.ChangeStream
+    """The partition as JSON, for `dcp_rs.Partition.from_json`."""
 
 
 @_deprecated.accepts(*_deprecated.OF_PLAN)
@@ -100,8 +75,8 @@ class Planner:
     ...     token = cluster.upsert("key", b"{}")
     ...     options = PlanOptions(persisted_only=False)
     ...     end = planner.end(planner.earliest(), options)
-    ...     tasks = planner.tasks(planner.earliest(), end, 4, options)
-    ...     tasks[0].ranges[0].to_seqno == token.seqno
+    ...     partitions = planner.partitions(planner.earliest(), end, options, count=4)
+    ...     partitions[0].ranges[0].to_seqno == token.seqno
     True
     """
 
@@ -125,18 +100,21 @@ class Planner:
             keys: Patterns of keys to read, as in `dcp_rs.Client.stream`.
             ops: Operations to read, as in `dcp_rs.Client.stream`.
             since: Earliest change to read, as in `dcp_rs.Client.stream`.
-            include: What the tasks include, as in `dcp_rs.Client.stream`; only `system_documents`
-                makes a difference to a plan.
+            include: As in `dcp_rs.Client.stream`; only `system_documents` makes a difference to a
+                plan.
 
         Raises:
             ConfigError: A vBucket, scope or collection does not exist.
         """
         options = dict(locals())
         del options["self"], options["client"]
-        _checks.instance("client", client, Client, "a Client")
+        _checks.instance("client", client, Bucket, "a Client")
         if isinstance(vbuckets, Share):
             options["vbuckets"] = vbuckets.vbuckets(client.num_vbuckets)
+        elif isinstance(vbuckets, Iterator):
+            options["vbuckets"] = list(vbuckets)
         self._client = client
+        self._vbuckets: Any = options["vbuckets"]
         self._inner = _dcp_rs.Planner(client._inner, options)  # noqa: SLF001
 
     def __repr__(self) -> str:
@@ -195,6 +173,88 @@ class Planner:
         """
         return _load(self._inner.plan_end(_begin(start), _by_name(options)))
 
+    def partitions(
+        self,
+        start: Offsets | Checkpoint,
+        end: Offsets,
+        options: PlanOptions,
+        *,
+        count: int | None = None,
+    ) -> list[Partition]:
+        """Returns the partitions of a batch.
+
+        It may be called again, long after `end` was chosen. Then it leaves out ranges that are no
+        longer in the server's history; the next batch reports their rollback.
+
+        Args:
+            start: Where the batch starts.
+            end: Where it ends, from `end`.
+            options: Those with which the end was planned.
+            count: Most partitions, or one per node if there are more nodes; by default one per
+                node, or four with `is_last`.
+
+        Raises:
+            RollbackError: `end` contains a rollback, and `on_rollback` is `fail`.
+            DataError: Deletions may have been purged unread.
+            CheckpointError: The offsets are damaged, or of another bucket or filter.
+        """
+        if count is not None:
+            _checks.integer("count", count, 1, 0xFFFF)
+        begin, limits = _begin(start), _by_name(options)
+        plans = self._inner.partitions(begin, _dump("end", end), count, limits)
+        return [Partition(plan, self._client.options) for plan in plans]
+
+    def plan(
+        self,
+        start: Literal["earliest", "latest"] | Offsets | Checkpoint = "earliest",
+        options: PlanOptions | None = None,
+        *,
+        count: int | None = None,
+    ) -> ReadPlan:
+        """Plans the batch that starts at `start`: its end and its partitions.
+
+        Args:
+            start: `earliest`, `latest`, the end of an earlier plan, or a checkpoint of a stream.
+            options: How to plan; by default, `PlanOptions()`.
+            count: As in `partitions`.
+
+        Raises:
+            ConfigError: An option is wrong.
+            RollbackError: The server has rolled back, and `on_rollback` is `fail`.
+            DataError: Deletions may have been purged unread.
+            CheckpointError: `start` or `until` is damaged, of another bucket or filter, or `until`
+                is ahead of what may be read.
+        """
+        options = PlanOptions() if options is None else options
+        begin = self._start(start, options)
+        end = self.end(begin, options)
+        self._check_reached(end, options)
+        partitions = self.partitions(begin, end, options, count=count)
+        return ReadPlan(tuple(partitions), None if options.is_last else end)
+
+    def _start(self, start: object, options: PlanOptions) -> Offsets | Checkpoint:
+        if isinstance(start, str):
+            _checks.word("start", start, ("earliest", "latest"))
+            return self.earliest() if start == "earliest" else self.latest(options)
+        expected = "'earliest', 'latest', the end of a plan or a Checkpoint"
+        _checks.instance("start", start, Mapping | Checkpoint, expected)
+        return start  # type: ignore[return-value]  # checked above
+
+    def _check_reached(self, end: Offsets, options: PlanOptions) -> None:
+        """Refuses to read less than requested."""
+        if options.until is None or options.max_seqnos is not None:
+            return
+        found = unreached(end, options.until, self._vbuckets)
+        if found is None:
+            return
+        vbucket, last, wanted = found
+        error = CheckpointError(
+            f"until has seqno {wanted} of vBucket {vbucket}, which can be read only up to {last} "
+            "now: does it belong to another cluster, or has the bucket been rolled back?"
+        )
+        error.code, error.vbucket = "offsets", vbucket
+        raise error
+
     def tasks(
         self,
         start: Offsets | Checkpoint,
@@ -202,20 +262,16 @@ class Planner:
         tasks: int | None,
         options: PlanOptions,
     ) -> list[Task]:
-        """Returns the tasks of a batch: at most `tasks`, or one per node if there are more nodes.
-
-        It leaves out ranges that are no longer in the server's history; the next batch reports
-        their rollback.
+        """Returns what `partitions` returns, as tasks. Deprecated: use `partitions`.
 
         Raises:
-            RollbackError: `end` contains a rollback, and `on_rollback` is `fail`.
-            DataError: Deletions may have been purged unread.
-            CheckpointError: The offsets are damaged, or of another bucket or filter.
+            DcpError: As `partitions`.
         """
+        _deprecated.warn("Planner.tasks", "Planner.partitions")
         if tasks is not None:
             _checks.integer("tasks", tasks, 1, 0xFFFF)
-        planned = self._inner.plan_tasks(_begin(start), _dump("end", end), tasks, _by_name(options))
-        return [Task(plan.node or "", tuple(plan.ranges()), plan.to_json()) for plan in planned]
+        planned = self.partitions(start, end, options, count=tasks)
+        return [Task(each.node, each.ranges, each.to_json()) for each in planned]
 
 
 def is_offsets(text: str) -> bool:
@@ -225,6 +281,21 @@ def is_offsets(text: str) -> bool:
     except (ValueError, RecursionError):
         return text.startswith("{") and '"format"' not in text
     return isinstance(document, dict) and "s" in document and "format" not in document
+
+
+def unreached(
+    end: Offsets, wanted: Offsets, vbuckets: Collection[int] | None
+) -> tuple[int, int, int] | None:
+    """Returns the first of the vBuckets whose end is below a wanted one, and both seqnos."""
+    seqnos = enumerate(zip(end["s"], wanted["s"], strict=True))
+    return next(
+        (
+            (vbucket, last, least)
+            for vbucket, (last, least) in seqnos
+            if last < least and (vbuckets is None or vbucket in vbuckets)
+        ),
+        None,
+    )
 
 
 def parse_offsets(text: str) -> Offsets:

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.planner import Planner, PlanOptions
 from dcp_rs.testing import EmbeddedCluster
@@ -106,11 +105,9 @@ def test_a_planned_read_leaves_the_same_rows_out(cluster, client):
     planner = Planner(client, keys=["a*"], ops=["mutation"], since=1000)
     start, end = planner.earliest(), planner.end(planner.earliest(), options)
     read = set()
-    for task in planner.tasks(start, end, 2, options):
-        plan = _dcp_rs.ReadPlan.from_json(task.plan)
-        reader, stream = _dcp_rs.open_task(vars(cluster.connection_options), None, plan, {})
-        read |= {row["key"] for batch in dcp_rs.ChangeStream(stream) for row in batch.rows()}
-        reader.close()
+    for partition in planner.partitions(start, end, options, count=2):
+        with partition.open(client) as stream:
+            read |= {row["key"] for batch in stream for row in batch.rows()}
     assert read == {"a1", "a2"}
     with pytest.raises(CheckpointError, match="also asks for all keys"):
         Planner(client, ops=["mutation"], since=1000).end(end, options)

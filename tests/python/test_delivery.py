@@ -5,7 +5,6 @@ import time
 import pytest
 
 import dcp_rs
-from dcp_rs import _dcp_rs
 from dcp_rs.planner import Planner, PlanOptions
 
 
@@ -32,14 +31,10 @@ def test_a_planned_read_delivers_exactly_up_to_its_end(single, persisted_only):
         while (end := planner.end(start, options)) == start:
             assert time.monotonic() < deadline, "nothing is persisted"
             time.sleep(0.01)
-        (task,) = planner.tasks(start, end, 1, options)
-        connection = vars(cluster.connection_options)
-        plan = _dcp_rs.ReadPlan.from_json(task.plan)
-        reader, stream = _dcp_rs.open_task(connection, None, plan, {})
-        found = seqnos(dcp_rs.ChangeStream(stream))
+        (partition,) = planner.partitions(start, end, options, count=1)
+        found = seqnos(partition.open(client))
         read += found
         lengths.append(len(found))
-        reader.close()
         start = end
     assert lengths == [7, 1, 7, 5]
     assert read == list(range(1, 21))

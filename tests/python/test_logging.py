@@ -194,7 +194,7 @@ moving = threading.Thread(target=move)
 moving.start()
 calls = 0
 while time.monotonic() < stop:
-    planner.tasks(start, end, 4, options)
+    planner.partitions(start, end, options, count=4)
     client.vbuckets_by_node()
     calls += 1
 moving.join()

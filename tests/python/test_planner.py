@@ -35,7 +35,7 @@ with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=16) as cluster, cluster.co
         start = planner.earliest()
         end = planner.end(start, options)
         while time.monotonic() < stop:
-            assert planner.tasks(start, end, 4, options)
+            assert planner.partitions(start, end, options, count=4)
         mover.join()
 """
 

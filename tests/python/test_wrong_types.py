@@ -69,12 +69,14 @@ GIVEN = {
 SAID = {
     ("DocumentSchema", "schema"): "document_schema",
     ("Checkpoint.from_json", "text"): ("text", "the checkpoint is damaged"),
+    ("Partition.from_json", "text"): ("text", "the read plan is damaged"),
     # It is `target` to those who call `replicate`.
     ("open_target", "url"): "target",
 }
 PLAIN = {
     "dcp_rs.connect": lambda _: dcp_rs.connect,
     "Client.stream": lambda of: of["client"].stream,
+    "Client.plan": lambda of: of["client"].plan,
     "Client": lambda _: dcp_rs.Client,
     "Schema": lambda _: dcp_rs.Schema,
     "DocumentSchema": lambda _: _documents,
@@ -102,16 +104,20 @@ PLAIN = {
         )
     ),
     "Planner": lambda _: planner.Planner,
+    "Partition.open": lambda of: of["partition"].open,
+    "Partition.from_json": lambda _: dcp_rs.Partition.from_json,
     "Limits": lambda _: testing.Limits,
     "EmbeddedCluster": lambda _: _start,
     "EmbeddedCluster.connect": lambda of: of["cluster"].connect,
 }
 OBJECTS = {"planner": planner.Planner, "cluster": testing.EmbeddedCluster}
+# They warn of themselves first.
+DEPRECATED = {"Planner.tasks"}
 METHODS = {
     f"{each.__name__}.{name}": (of, name)
     for of, each in OBJECTS.items()
     for name, method in inspect.getmembers(each, callable)
-    if not name.startswith("_") and f"{each.__name__}.{name}" not in PLAIN
+    if not name.startswith("_") and f"{each.__name__}.{name}" not in {*PLAIN, *DEPRECATED}
 }
 
 
@@ -150,6 +156,7 @@ def of(tmp_path_factory):
             "cluster": cluster,
             "client": client,
             "planner": planned,
+            "partition": planned.plan(options=GIVEN["options"](None)).partitions[0],
             "stream": stream,
             "batch": batch,
             "checkpoint": batch.checkpoint,

@@ -181,12 +181,12 @@ def test_a_worker_keeps_its_connection(spark, options, load):
     partitions = dcp_rs.spark.partitions(options | {"numPartitions": 16})
 
     def task(batches):
-        from dcp_rs.spark import worker
+        from dcp_rs import _clients
 
         numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
         for number in numbers:
             rows = sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partitions[number]))
-            clients = len(worker._CLIENTS._clients)
+            clients = len(_clients.CLIENTS._clients)
             yield pa.record_batch({"pid": [os.getpid()], "clients": [clients], "rows": [rows]})
 
     n = len(partitions)
@@ -204,13 +204,13 @@ def test_a_worker_keeps_its_connection(spark, options, load):
 def test_a_dead_connection_is_replaced(options, load):
     load(40)
     partition = dcp_rs.spark.partitions(options | {"numPartitions": 2})[0]
-    from dcp_rs.spark import worker
+    from dcp_rs._clients import CLIENTS
 
     before = sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partition))
-    client = worker._CLIENTS.get(partition.options)
+    client = CLIENTS.get(partition.options.connection())
     client.close()
     assert sum(batch.num_rows for batch in dcp_rs.spark.read_partition(partition)) == before > 0
-    assert worker._CLIENTS.get(partition.options) is not client
+    assert CLIENTS.get(partition.options.connection()) is not client
 
 
 def test_a_read_that_fails_ends_no_other_of_its_process(options, cluster):

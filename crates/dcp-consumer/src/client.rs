@@ -8,7 +8,7 @@ use dcp_proto::checkpoint::{Checkpoint, StoredFilter};
 use dcp_proto::consumer::{Delivery, StreamFilter};
 use dcp_proto::plan::{Ends, ReadPlan, VbucketRange};
 use dcp_proto::topology::Manifest;
-use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, Snapshot};
+use dcp_proto::{BatchSink, CaughtUp, FailoverLog, Position, SinkError, Snapshot};
 use dcp_wire::message::ObservedSeqno;
 use dcp_wire::{CollectionId, Seqno, Vbid, Vbuuid};
 use tokio_util::sync::CancellationToken;
@@ -18,7 +18,7 @@ use crate::connect::Connector;
 use crate::connection::NodeConnection;
 use crate::observe::Nodes;
 use crate::opening::Opening;
-use crate::queue::Queue;
+use crate::queue::{Credit, Entry, Queue, Queued, SharedState};
 use crate::stream_task::{Placement, SharedStats, StreamConfig, StreamTask, check_end};
 use crate::{
     Acknowledge, Acknowledger, BatchPolicy, ChangeStream, ConnectOptions, End, Error, ErrorKind,
@@ -165,7 +165,7 @@ impl Client {
     }
 
     /// Opens the stream of a plan. `options` only say how its changes are delivered: what is read is
-    /// the plan's.
+    /// the plan's. Each stream of it has the same bounds, and begins with the rollbacks of the plan.
     ///
     /// # Errors
     /// As [`Client::stream`]; [`ErrorKind::Checkpoint`] if the plan is of another bucket.
@@ -291,6 +291,7 @@ impl Client {
             );
             stats.events.push(StreamEvent::NothingPersisted);
         }
+        deliver_rollbacks(plan, options.batch, &mut make_sink(), &queue, &stats)?;
         for vbid in empty {
             let caught_up = CaughtUp { vbid, seqno: Seqno::ZERO, epoch: 0 };
             stats.events.push(StreamEvent::CaughtUp(caught_up));
@@ -449,6 +450,35 @@ impl Client {
         }
         Ok(checkpoint)
     }
+}
+
+/// Delivers the rollbacks that a plan begins with, before any connection has changes. The positions of
+/// the plan are already those after them.
+fn deliver_rollbacks<S: BatchSink>(
+    plan: &ReadPlan,
+    policy: BatchPolicy,
+    sink: &mut S,
+    queue: &Queue<S::Batch>,
+    stats: &SharedStats,
+) -> Result<(), Error> {
+    let shared = Arc::new(SharedState::default());
+    let failed =
+        |error: SinkError| Error::new(ErrorKind::Sink, error.to_string()).with_source(error);
+    let push = |sink: &mut S| {
+        let (rows, positions) = (sink.rows(), Vec::new());
+        let credit = Credit::new(Arc::clone(&shared), 0);
+        let batch = sink.take_batch().map_err(failed)?;
+        queue.push(Entry::Batch(Queued { batch, rows, positions, credit }));
+        Ok(())
+    };
+    for rollback in plan.ranges().filter_map(|range| range.rollback()) {
+        sink.rollback(&rollback).map_err(failed)?;
+        stats.events.push(StreamEvent::RolledBack(rollback));
+        if sink.rows() >= policy.max_rows || sink.size_bytes() >= policy.max_bytes {
+            push(sink)?;
+        }
+    }
+    if sink.rows() > 0 { push(sink) } else { Ok(()) }
 }
 
 /// What is found out when a stream is opened.

@@ -110,26 +110,8 @@ impl ChangeBatch {
     }
 }
 
-/// Rows that are not of a stream.
-#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
-#[derive(Debug)]
-pub(crate) struct Rows(pub(crate) RecordBatch);
-
-#[pymethods]
-impl Rows {
-    #[pyo3(signature = (requested_schema=None))]
-    fn __arrow_c_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _wish = requested_schema;
-        capsules(py, &self.0)
-    }
-}
-
 /// A batch's schema and rows as Arrow PyCapsules.
-fn capsules<'py>(py: Python<'py>, batch: &RecordBatch) -> PyResult<Bound<'py, PyTuple>> {
+pub(crate) fn capsules<'py>(py: Python<'py>, batch: &RecordBatch) -> PyResult<Bound<'py, PyTuple>> {
     let rows = StructArray::from(batch.clone());
     let array = FFI_ArrowArray::new(&rows.to_data());
     let schema = schema_capsule(py, &batch.schema())?;

@@ -13,6 +13,7 @@ use crate::arguments::Arguments;
 use crate::checkpoint::Checkpoint;
 use crate::error::Failure;
 use crate::options::{self, Connection, ConnectionSettings};
+use crate::plan::ReadPlan;
 use crate::runtime::pending::Pending;
 use crate::runtime::{ProcessBound, current, wait};
 use crate::schema::table;
@@ -118,6 +119,21 @@ impl Client {
         let (options, table) = self.stream_options(options)?;
         let make_sink = sinks(client, &table);
         let stream = wait(py, || client.stream(options, make_sink))?.map_err(Failure::from)?;
+        ChangeStream::new(py, stream, table)
+    }
+
+    /// Opens the stream of a plan; the options say how its changes are delivered.
+    fn run(
+        &self,
+        py: Python<'_>,
+        plan: &ReadPlan,
+        options: Bound<'_, PyDict>,
+    ) -> PyResult<ChangeStream> {
+        let client = self.client.get()?;
+        let (options, table) = self.stream_options(options)?;
+        let make_sink = sinks(client, &table);
+        let stream =
+            wait(py, || client.run(&plan.0, &options, make_sink))?.map_err(Failure::from)?;
         ChangeStream::new(py, stream, table)
     }
 

@@ -20,6 +20,7 @@ mod decode;
 mod documents;
 mod error;
 mod options;
+mod plan;
 mod planner;
 mod producer;
 mod rollback;
@@ -34,7 +35,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 mod _dcp_rs {
     #[pymodule_export]
-    use super::batch::{ChangeBatch, Rows};
+    use super::batch::ChangeBatch;
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, CheckpointLock};
     #[pymodule_export]
@@ -42,11 +43,13 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, json_depth, wanted};
     #[pymodule_export]
-    use super::documents::{DocumentDecoder, Inference};
+    use super::documents::{DecodedDocuments, DocumentDecoder, Inference};
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]
-    use super::planner::{Planner, ReadPlan, open_task, rollback_rows};
+    use super::plan::ReadPlan;
+    #[pymodule_export]
+    use super::planner::{Planner, open_plan};
     #[pymodule_export]
     use super::producer::Producer;
     #[pymodule_export]

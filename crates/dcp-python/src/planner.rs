@@ -1,23 +1,20 @@
-//! Bounded reads: the planner on Spark's driver, and the streams of its tasks.
+//! Bounded reads: their planner, and the streams of their partitions.
 
 use std::collections::BTreeMap;
-use std::hash::{Hash, Hasher};
 
-use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, PendingBatch};
 use dcp_consumer::plan::{Planner as EnginePlanner, open};
 use dcp_proto::checkpoint::Positions;
-use dcp_proto::plan::{Offsets, ReadPlan as EnginePlan, Start, VbucketRange};
-use dcp_proto::{BatchSink, ChangeSink};
+use dcp_proto::plan::{Offsets, Start};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::arguments::Arguments;
-use crate::batch::Rows;
 use crate::checkpoint::Checkpoint;
 use crate::classes::{Class, make};
 use crate::client::{Client, sinks};
 use crate::error::Failure;
 use crate::options::{self, Connection, limits};
+use crate::plan::ReadPlan;
 use crate::runtime::{ProcessBound, wait};
 use crate::schema::table;
 use crate::stream::ChangeStream;
@@ -115,13 +112,13 @@ impl Planner {
         Ok(wait(py, plan)??.to_json())
     }
 
-    /// The plans of a batch: at most `tasks`, each for one node.
-    fn plan_tasks(
+    /// The plans of a batch: at most `count`, each for one node.
+    fn partitions(
         &self,
         py: Python<'_>,
         start: PlanStart,
         end: &str,
-        tasks: Option<usize>,
+        count: Option<usize>,
         options: Bound<'_, PyDict>,
     ) -> PyResult<Vec<ReadPlan>> {
         let (planner, limits) = (self.planner.get()?, limits(&Arguments::new(options))?);
@@ -129,7 +126,7 @@ impl Planner {
         let plan = || async {
             let mut planner = planner.lock().await;
             let start = start.start(&planner)?;
-            let plans = planner.partitions(&start, &end, tasks, &limits).await?;
+            let plans = planner.partitions(&start, &end, count, &limits).await?;
             Ok::<_, Failure>(plans.into_iter().map(ReadPlan).collect())
         };
         Ok(wait(py, plan)??)
@@ -148,67 +145,12 @@ impl Planner {
     }
 }
 
-static RANGE: Class = Class::new("dcp_rs.planner", "Range");
-static TASK_STREAM: Class = Class::new("dcp_rs.planner", "TaskStream");
+static OPENED: Class = Class::new("dcp_rs._clients", "Opened");
 
-/// What is read: a plan that can be sent elsewhere and run there.
-#[pyclass(frozen, eq, module = "dcp_rs._dcp_rs")]
-#[derive(Debug, PartialEq)]
-pub(crate) struct ReadPlan(EnginePlan);
-
-#[pymethods]
-impl ReadPlan {
-    #[staticmethod]
-    fn from_json(text: &str) -> PyResult<Self> {
-        Ok(Self(EnginePlan::from_json(text).map_err(Failure::from)?))
-    }
-
-    fn to_json(&self) -> String {
-        self.0.to_json()
-    }
-
-    #[getter]
-    fn bucket_uuid(&self) -> &str {
-        self.0.bucket_uuid()
-    }
-
-    /// The node of the vBuckets when the read was planned.
-    #[getter]
-    fn node(&self) -> Option<&str> {
-        self.0.node.as_deref()
-    }
-
-    /// What is read of each vBucket, ascending, as `dcp_rs.planner.Range`.
-    fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let range = |range: VbucketRange| {
-            make!(RANGE, py, {
-                vbucket: range.vbid.0,
-                vbuuid: range.vbuuid().0,
-                from_seqno: range.start_seqno().0,
-                to_seqno: range.to.0,
-                epoch: range.epoch(),
-                rolled_back: range.rolled_back,
-            })
-        };
-        self.0.ranges().map(range).collect()
-    }
-
-    fn __hash__(&self) -> u64 {
-        let mut hasher = std::hash::DefaultHasher::new();
-        self.0.to_json().hash(&mut hasher);
-        hasher.finish()
-    }
-
-    fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (String,))> {
-        let from_json = slf.get_type().getattr("from_json")?;
-        Ok((from_json, (slf.get().to_json(),)))
-    }
-}
-
-/// Opens the stream of a task, on the client of an earlier task if it is usable, as
-/// `dcp_rs.planner.TaskStream`.
+/// Connects and opens the stream of a plan, on the client of an earlier one if it is usable, as
+/// `dcp_rs._clients.Opened`.
 #[pyfunction]
-pub(crate) fn open_task<'py>(
+pub(crate) fn open_plan<'py>(
     py: Python<'py>,
     connect: Bound<'py, PyDict>,
     kept: Option<&Client>,
@@ -227,20 +169,5 @@ pub(crate) fn open_task<'py>(
     let (client, stream) = wait(py, opening)??;
     let client = Client::new(py, client, settings)?;
     let stream = ChangeStream::new(py, stream, table)?;
-    make!(TASK_STREAM, py, { client: client, stream: stream })
-}
-
-/// The rollback rows with which a task begins, as its stream would have them; `None` without any.
-#[pyfunction]
-pub(crate) fn rollback_rows(plan: &ReadPlan, options: Bound<'_, PyDict>) -> PyResult<Option<Rows>> {
-    let table = table(&Arguments::new(options))?;
-    let mut sink = ArrowSink::new(table, CollectionNames::default(), BatchLimits::default());
-    for rollback in plan.0.ranges().filter_map(|range| range.rollback()) {
-        sink.rollback(&rollback).map_err(Failure::from)?;
-    }
-    if sink.rows() == 0 {
-        return Ok(None);
-    }
-    let batch = sink.take_batch().and_then(PendingBatch::finish).map_err(Failure::from)?;
-    Ok(Some(Rows(batch)))
+    make!(OPENED, py, { client: client, stream: stream })
 }

@@ -7,7 +7,6 @@ import warnings
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import dcp_rs
-from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.planner import Offsets, Planner, PlanOptions, is_offsets, parse_offsets
 from dcp_rs.spark.errors import SparkReadError, coded
@@ -103,11 +102,11 @@ class Driver:
         if start == end:
             return []
         count, options = self._options.num_partitions, self._plan(is_last=is_last)
-        tasks = self._ask(
-            "planning a read", lambda planner: planner.tasks(start, end, count, options)
+        planned = self._ask(
+            "planning a read",
+            lambda planner: planner.partitions(start, end, options, count=count),
         )
-        plans = (_dcp_rs.ReadPlan.from_json(task.plan) for task in tasks)
-        return [Partition(self._options, plan) for plan in plans]
+        return [Partition(self._options, partition) for partition in planned]
 
     def close(self) -> None:
         """Closes the connections; the next request opens new ones."""

@@ -8,27 +8,29 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from dcp_rs import _dcp_rs
-    from dcp_rs.planner import Range
+    import dcp_rs
+    from dcp_rs.plan import Range
     from dcp_rs.spark.options import ReadOptions
 
 
 @dataclass(frozen=True)
 class Partition:
-    """What one task reads. It is plain data without a connection, and can be pickled.
+    """What one task reads: a `dcp_rs.Partition` with the options of its read.
+
+    It is plain data without a connection, and can be pickled.
 
     Attributes:
         options: How to connect, and how to deliver what is read; the repr shows no password.
-        plan: What to read, for the engine.
+        partition: What to read.
     """
 
     options: ReadOptions
-    plan: _dcp_rs.ReadPlan = field(repr=False)
+    partition: dcp_rs.Partition = field(repr=False)
 
     @property
     def bucket_uuid(self) -> str:
         """UUID of the bucket. A task refuses to read another bucket."""
-        return self.plan.bucket_uuid
+        return self.partition.bucket_uuid
 
     @property
     def node(self) -> str:
@@ -36,22 +38,31 @@ class Partition:
 
         A task follows them if they move.
         """
-        return self.plan.node or ""
+        return self.partition.node
 
     @property
     def ranges(self) -> tuple[Range, ...]:
         """What is read of each vBucket, in ascending order."""
-        return tuple(self.plan.ranges())
+        return self.partition.ranges
 
     @property
     def vbuckets(self) -> tuple[int, ...]:
         """The vBuckets of the partition, in ascending order."""
-        return tuple(each.vbucket for each in self.ranges)
+        return self.partition.vbuckets
 
     @property
     def size(self) -> int:
         """Upper bound of the number of changes in the partition."""
-        return sum(each.size for each in self.ranges)
+        return self.partition.size
+
+    def open(self) -> dcp_rs.ChangeStream:
+        """Opens the stream of the partition as its options say, on a client that is kept.
+
+        Raises:
+            DcpError: As `dcp_rs.Partition.open`.
+        """
+        inner = self.partition
+        return inner._stream(self.options.connection(), self.options.stream())  # noqa: SLF001 - the package's own
 
 
 class Partitions(list[Partition]):

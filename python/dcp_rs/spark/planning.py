@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import dcp_rs
 from dcp_rs import _deprecated
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.planner import unreached
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError
 from dcp_rs.spark.options import ReadOptions, options_as_written
@@ -101,11 +102,12 @@ def _start(driver: Driver, where: str) -> Offsets | dcp_rs.Checkpoint:
 
 def _check_end(options: ReadOptions, end: Offsets, until: Offsets) -> None:
     """Refuses to read less than requested."""
-    for vbucket, (last, wanted) in enumerate(zip(end["s"], until["s"], strict=True)):
-        if last < wanted and (options.vbuckets is None or vbucket in options.vbuckets):
-            raise SparkReadError(
-                "COUCHBASE_DCP_OFFSETS",
-                f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
-                f"{options.bucket}, which can be read only up to {last} now: do they belong to "
-                "another cluster, or has the bucket been rolled back?",
-            )
+    found = unreached(end, until, options.vbuckets)
+    if found is not None:
+        vbucket, last, wanted = found
+        raise SparkReadError(
+            "COUCHBASE_DCP_OFFSETS",
+            f"endingOffsets has seqno {wanted} of vBucket {vbucket} of bucket "
+            f"{options.bucket}, which can be read only up to {last} now: do they belong to "
+            "another cluster, or has the bucket been rolled back?",
+        )

@@ -5,15 +5,11 @@ from __future__ import annotations
 import gc
 import os
 import sys
-import threading
-import time
-from collections import Counter
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import dcp_rs
-from dcp_rs import _checks, _dcp_rs
+from dcp_rs import _checks
+from dcp_rs._clients import CLIENTS
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.exceptions import DcpError
 from dcp_rs.spark.errors import SparkReadError, coded
@@ -26,120 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.spark.options import ReadOptions
-
-
-# The options that a connection depends on.
-_CONNECTION = (
-    "connection_string",
-    "bucket",
-    "username",
-    "password",
-    "password_file",
-    "password_env",
-    "token",
-    "token_file",
-    "connect_timeout",
-    "tls_ca",
-    "tls_certificate",
-    "tls_key",
-    "tls_key_password",
-    "srv_targets",
-    "network",
-    "sasl_mechanisms",
-    "flow_control_buffer_bytes",
-    "compressed",
-)
-
-
-# Seconds for which a connection waits for the next task. Spark ends workers that are idle for a
-# minute; until then the engine answers the server's noops.
-_KEEP_CONNECTIONS = 55.0
-
-# Seconds after which an unused client is closed: its cluster may be gone.
-_KEEP_CLIENT = 600.0
-
-
-class _Clients:
-    """The clients of this process, with their connections, by their options.
-
-    Spark keeps a worker for many tasks and forks new ones at any time; it kills them after a
-    minute of idleness or when a task is cancelled. So a client is kept for the next task, but
-    nothing depends on it. A forked child sees its parent's entries under another process id and
-    leaves them alone.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._clients: dict[tuple[int, object], _dcp_rs.Client] = {}
-        self._asked_for: dict[tuple[int, object], float] = {}
-        # How many reads use the clients of these options, and those to close after them.
-        self._reads: Counter[tuple[int, object]] = Counter()
-        self._left: dict[tuple[int, object], list[_dcp_rs.Client]] = {}
-        os.register_at_fork(after_in_child=self._renew_lock)
-
-    def _renew_lock(self) -> None:
-        # Another thread of the parent may have held the lock at the fork.
-        self._lock = threading.Lock()
-
-    def get(self, options: ReadOptions) -> _dcp_rs.Client | None:
-        """Returns the client of these options, if there is one."""
-        key = self._key(options)
-        with self._lock:
-            self._close_forgotten(key)
-            return self._clients.get(key)
-
-    def keep(self, options: ReadOptions, client: _dcp_rs.Client) -> None:
-        """Keeps a client for the next task."""
-        with self._lock:
-            self._clients[self._key(options)] = client
-
-    @contextmanager
-    def reading(self, options: ReadOptions) -> Iterator[None]:
-        """Keeps the clients of these options open meanwhile."""
-        key = self._key(options)
-        with self._lock:
-            self._reads[key] += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._reads[key] -= 1
-                left = []
-                if not self._reads[key]:
-                    del self._reads[key]
-                    left = self._left.pop(key, [])
-            for client in left:
-                client.close()
-
-    def forget(self, options: ReadOptions) -> None:
-        """Closes the client of these options, if there is one, once no read uses it."""
-        key = self._key(options)
-        with self._lock:
-            client = self._clients.pop(key, None)
-            if client is not None and self._reads[key]:
-                self._left.setdefault(key, []).append(client)
-                return
-        if client is not None:
-            client.close()
-
-    def _close_forgotten(self, asked_for: tuple[int, object]) -> None:
-        """Closes the clients of this process that have not been used for a long time."""
-        now = time.monotonic()
-        self._asked_for[asked_for] = now
-        for key, last in list(self._asked_for.items()):
-            is_idle = not self._reads[key] and now - last > _KEEP_CLIENT
-            if key[0] == os.getpid() and is_idle:
-                del self._asked_for[key]
-                client = self._clients.pop(key, None)
-                if client is not None:
-                    client.close()
-
-    @staticmethod
-    def _key(options: ReadOptions) -> tuple[int, object]:
-        return os.getpid(), tuple(getattr(options, name) for name in _CONNECTION)
-
-
-_CLIENTS = _Clients()
 
 
 def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
@@ -163,38 +45,23 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
     pa = require_pyarrow("dcp_rs.spark", "spark")
     if partition.options.worker_gc_freeze:
         _freeze_once()
-    ranges = partition.ranges
-    doing = f"reading {len(ranges)} vBuckets of bucket {partition.options.bucket}"
-    rollbacks = _dcp_rs.rollback_rows(partition.plan, partition.options.stream())
-    if rollbacks is not None:
-        yield pa.record_batch(rollbacks)
-    if not any(each.size for each in ranges):
-        return
-    delivered = False
+    doing = f"reading {len(partition.ranges)} vBuckets of bucket {partition.options.bucket}"
+    connection, delivered = partition.options.connection(), False
     while True:
-        kept = _CLIENTS.get(partition.options)
+        is_kept = CLIENTS.get(connection) is not None
         try:
-            for batch in _stream(kept, partition):
-                delivered = True
-                yield pa.record_batch(batch)
+            with partition.open() as changes:
+                for batch in changes:
+                    delivered = True
+                    yield pa.record_batch(batch)
         except DcpError as error:
-            _CLIENTS.forget(partition.options)
+            CLIENTS.forget(connection)
             # A client of an earlier task may no longer work: its node may be gone, the bucket
             # recreated, the password changed. A new client shows the reason.
-            if kept is not None and not delivered:
+            if is_kept and not delivered:
                 continue
             raise coded(error, doing) from error
         return
-
-
-def _stream(kept: _dcp_rs.Client | None, partition: Partition) -> Iterator[dcp_rs.ChangeBatch]:
-    options = partition.options
-    connection = replace(options.connection(), keep_connections=_KEEP_CONNECTIONS)
-    with _CLIENTS.reading(options):
-        task = _dcp_rs.open_task(vars(connection), kept, partition.plan, options.stream())
-        _CLIENTS.keep(options, task.client)
-        with dcp_rs.ChangeStream(task.stream) as changes:
-            yield from changes
 
 
 _frozen_in: int | None = None

@@ -17,7 +17,7 @@ pub(crate) type Documents = BTreeMap<(u32, Vec<u8>), Vec<u8>>;
 const MAX_VALUE: usize = 1 << 20;
 
 /// One thing a sink was given.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Item {
     Change(Arc<Row>),
     /// A collection begins, begins anew, or ends: it is empty in any case.

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use dcp_consumer::plan::{Planner, PlannerError, open};
 use dcp_consumer::{
-    Client, ConnectOptions, End, ErrorKind, Filter, Start as StreamStart, StreamOptions,
+    Client, ConnectOptions, End, ErrorKind, Filter, Start as StreamStart, StreamEvent,
+    StreamOptions,
 };
 use dcp_producer::{Condition, Producer, Reaction, Rule, WriteOptions};
 use dcp_proto::checkpoint::Checkpoint;
@@ -42,14 +43,22 @@ async fn planner(producer: &Producer) -> Planner {
 
 /// Some keys of one vBucket.
 fn own_keys(keys: std::ops::Range<u32>) -> impl Iterator<Item = String> {
+    keys_of(VB, keys)
+}
+
+fn keys_of(vbid: Vbid, keys: std::ops::Range<u32>) -> impl Iterator<Item = String> {
     let all = (0..).map(|n| format!("key-{n}"));
-    let own = all.filter(|key| vbucket_of_key(key.as_bytes(), 4) == VB);
+    let own = all.filter(move |key| vbucket_of_key(key.as_bytes(), 4) == vbid);
     own.skip(keys.start as usize).take(keys.len())
 }
 
 /// Writes keys of that vBucket.
 fn write(producer: &Producer, keys: std::ops::Range<u32>) {
-    for key in own_keys(keys) {
+    write_to(producer, VB, keys);
+}
+
+fn write_to(producer: &Producer, vbid: Vbid, keys: std::ops::Range<u32>) {
+    for key in keys_of(vbid, keys) {
         producer.upsert(key.as_bytes(), Bytes::from("{}"), WriteOptions::default()).unwrap();
     }
 }
@@ -63,15 +72,9 @@ async fn checkpoint(producer: &Producer) -> Checkpoint {
     stream.checkpoint()
 }
 
-/// Seqnos as a task gives them: rollbacks that were planned, then what its stream brings.
+/// Seqnos as a task reads them, and the rollbacks that were planned.
 async fn read(producer: &Producer, partition: &ReadPlan) -> Result<Vec<String>, PlannerError> {
-    let told = partition.ranges().filter(|range| range.rolled_back);
-    let told =
-        told.map(|range| format!("rollback to {} in {}", range.start_seqno(), range.epoch()));
-    let mut items: Vec<String> = told.collect();
-    if partition.streamed().next().is_none() {
-        return Ok(items);
-    }
+    let mut items = Vec::new();
     // As it comes to a task: from another process.
     let partition = ReadPlan::from_json(&partition.to_json()).unwrap();
     let connect = connect(producer).await.connect_options().clone();
@@ -204,6 +207,45 @@ async fn checkpoint_inside_a_snapshot_with_a_purge_seqno_is_resumed() {
         let start = planner.start_at(given.clone());
         let (items, _) = batch(&producer, &mut planner, &start, &limits).await.unwrap();
         assert_eq!(items, wanted, "{limits:?}");
+    }
+}
+
+#[tokio::test]
+async fn planned_rollbacks_come_first_in_each_stream_of_the_plan() {
+    let producer = producer(1, 4).await;
+    (0..4).for_each(|vbid| write_to(&producer, Vbid(vbid), 0..4));
+    producer.persist();
+    let mut planner = planner(&producer).await;
+    let limits = followed();
+    let end = planner.end(&planner.earliest().into(), &limits).await.unwrap();
+    // Nothing is left to read of any but the first.
+    (0..3).for_each(|vbid| producer.roll_back(Vbid(vbid), Seqno(2)).unwrap());
+    write(&producer, 100..103);
+    producer.persist();
+    let start = Start::from(end);
+    let end = planner.end(&start, &limits).await.unwrap();
+    let [plan] = &planner.partitions(&start, &end, None, &limits).await.unwrap()[..] else {
+        panic!("there is one node")
+    };
+    let client = connect(&producer).await;
+    for max_rows in [2, 100, 1] {
+        let delivery = with(StreamOptions::default(), |o| o.batch.max_rows = max_rows);
+        let mut stream = client.run(plan, &delivery, Rows::default).await.unwrap();
+        let (mut items, mut largest) = (Vec::new(), 0);
+        while let Some(delivered) = stream.next().await {
+            let delivered = delivered.unwrap();
+            assert_eq!(delivered.rows, delivered.batch.len());
+            largest = largest.max(delivered.rows);
+            items.extend(delivered.batch.iter().map(described));
+        }
+        let rollbacks = ["rollback to 2 in 1"; 3];
+        assert_eq!((&items[..3], items.len()), (&rollbacks.map(str::to_owned)[..], 6));
+        assert!(largest <= max_rows);
+        let events = stream.take_events();
+        let told = events.iter().filter(|event| matches!(event, StreamEvent::RolledBack(_)));
+        assert_eq!(told.count(), 3);
+        let at = stream.checkpoint();
+        assert!((0..3).all(|vbid| at.position(Vbid(vbid)).unwrap().epoch == 1));
     }
 }
 

@@ -128,7 +128,7 @@ impl Task {
         sleep(after).await;
         let rng = &mut StdRng::seed_from_u64(seed);
         let (jobs, process) = (&self.jobs, &self.jobs.process);
-        let mut items = self.rollbacks();
+        let mut items = Vec::new();
         let ranges: Vec<_> = self.partition.ranges().collect();
         process.shared.trace.add(format!("reader {}: task {ranges:?}", process.plan.number));
         let kept = jobs.kept.borrow_mut().pop();
@@ -144,6 +144,9 @@ impl Task {
             process.check_items(&batch, client.bucket_uuid(), ids.as_ref(), persisted_only)?;
             items.extend(batch);
             watched.rest(process).await?;
+        }
+        if !items.starts_with(&self.rollbacks()) {
+            return Err(Stop::Violation("a task without its rollbacks first".to_owned()));
         }
         self.check_range(&items)?;
         if rng.random_bool(0.7) {

@@ -1,0 +1,155 @@
+"""Plans, splits, retries and failovers at random: the final state is that of the bucket."""
+
+import os
+import random
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from multiprocessing import get_context
+
+import pytest
+
+import dcp_rs
+from dcp_rs import Partition
+from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
+
+COLUMNS = ["op", "vbucket", "seqno", "epoch", "key", "value"]
+VBUCKETS = 8
+
+
+def read(text, connection, leave_after):
+    """Reads a partition in a process that does not know its planner; leaves it early if asked."""
+    rows = []
+    with Partition.from_json(text, connection).open(columns=COLUMNS) as stream:
+        for batch in stream:
+            rows += batch.rows()
+            if leave_after is not None and len(rows) >= leave_after:
+                return None
+    return rows
+
+
+class Bucket:
+    """What an application does to a bucket, and what happens to its nodes."""
+
+    def __init__(self, cluster, rng):
+        self.cluster, self.rng = cluster, rng
+
+    def write(self):
+        for _ in range(self.rng.randint(1, 25)):
+            key = f"key_{self.rng.randrange(40)}"
+            if self.rng.random() < 0.25 and self.cluster.get(key) is not None:
+                self.cluster.remove(key)
+            else:
+                self.cluster.upsert(key, {"n": self.rng.random()})
+        if self.rng.random() < 0.7:
+            self.cluster.persist()
+
+    def trouble(self):
+        """Fails over a node, moves vBuckets, or loses the newest changes of one."""
+        chosen = self.rng.randrange(4)
+        vbucket = self.rng.randrange(VBUCKETS)
+        if chosen == 0:
+            to = self.rng.randint(0, self.cluster.high_seqnos()[vbucket])
+            try:
+                self.cluster.roll_back(vbucket, to)
+            except ConfigError:  # older versions are no longer kept
+                self.cluster.roll_back(vbucket, 0)
+        elif chosen == 1:
+            self.cluster.set_replica_lag(vbucket, 1, self.rng.choice([0, 3]))
+            node = self.cluster.copies_of(vbucket)[0]
+            self.cluster.failover(node, graceful=self.rng.random() < 0.5)
+            self.cluster.restart(node)
+            self.cluster.rebalance()
+        elif chosen == 2:
+            self.cluster.rebalance()
+        else:
+            self.cluster.persist()
+
+    def documents(self):
+        found = ((key, self.cluster.get(key)) for key in map("key_{}".format, range(40)))
+        return {key: document.value for key, document in found if document is not None}
+
+
+class Table:
+    """Documents by vBucket, as an application would keep them."""
+
+    def __init__(self):
+        self.vbuckets = {vbucket: {} for vbucket in range(VBUCKETS)}
+        self.end = "earliest"
+
+    def commit(self, rows, end):
+        for row in rows:
+            documents = self.vbuckets[row["vbucket"]]
+            if row["op"] == "rollback":
+                assert row["seqno"] == 0, "plans resync"
+                documents.clear()
+            elif row["op"] == "mutation":
+                documents[row["key"]] = row["value"]
+            else:
+                documents.pop(row["key"], None)
+        self.end = end
+
+    def documents(self):
+        return {key: value for each in self.vbuckets.values() for key, value in each.items()}
+
+
+def read_all(processes, partitions, connection, rng):
+    """Reads each partition until one attempt has come to its end."""
+    rows = []
+    for partition in partitions:
+        found = None
+        while found is None:
+            leave = rng.choice([None, None, 0, 3])
+            found = processes.submit(read, partition.to_json(), connection, leave).result(60)
+        rows += found
+    return rows
+
+
+@pytest.fixture(scope="module")
+def processes():
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        yield pool
+
+
+SEEDS = int(os.environ.get("DCP_PLAN_SEEDS", "3"))
+
+
+@pytest.mark.shows_password("in a file, which partitions name")
+@pytest.mark.parametrize("seed", range(SEEDS))
+def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed):
+    rng = random.Random(seed)
+    with dcp_rs.testing.EmbeddedCluster(nodes=3, replicas=1, vbuckets=VBUCKETS) as cluster:
+        (tmp_path / "password").write_text(cluster.connection_options.password)
+        connection = replace(
+            cluster.connection_options, password=None, password_file=tmp_path / "password"
+        )
+        bucket, table, seen = Bucket(cluster, rng), Table(), {"again": 0, "rollback": 0}
+        with dcp_rs.connect(connection) as client:
+
+            def step(**options):
+                plan = client.plan(
+                    start=table.end, partitions=rng.randint(1, 6), on_rollback="resync", **options
+                )
+                if options and rng.random() < 0.5:
+                    rng.choice([bucket.write, bucket.trouble])()
+                try:
+                    rows = read_all(processes, plan.partitions, connection, rng)
+                except (RollbackError, CheckpointError):
+                    seen["again"] += 1
+                    return 1
+                seen["rollback"] += sum(row["op"] == "rollback" for row in rows)
+                table.commit(rows, plan.end)
+                return plan.size
+
+            for number in range(10):
+                bucket.write()
+                if number == 5:  # in every world
+                    read = table.end["s"]
+                    cluster.roll_back(read.index(max(read)), 0)
+                elif rng.random() < 0.5:
+                    bucket.trouble()
+                step(max_seqnos=rng.choice([None, 5, 40]), persisted_only=rng.random() < 0.7)
+            cluster.persist()
+            while step():
+                pass
+        assert table.documents() == bucket.documents(), f"seed {seed}: {seen}"
+        assert seen["rollback"], f"seed {seed} tries no rollback"
