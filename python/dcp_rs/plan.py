@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.documents import DocumentSchema
-    from dcp_rs.options import BatchPolicy, Include
+    from dcp_rs.options import BackfillOrder, BatchPolicy, Include, Priority
     from dcp_rs.planner import Offsets
 
 
@@ -108,6 +108,8 @@ class Partition:
         document_schema: str | pa.Schema | DocumentSchema | None = None,
         include: Include | Iterable[Include] = (),
         initial_deletions: Literal["deliver", "skip", "skip_if_supported"] = "deliver",
+        priority: Priority | None = None,
+        backfill_order: BackfillOrder | None = None,
         batch: BatchPolicy | None = None,
         ack: Literal["next", "manual"] = "next",
     ) -> ChangeStream:
@@ -128,6 +130,8 @@ class Partition:
             document_schema: As there.
             include: As there. Whether `system_documents` are read is the plan's.
             initial_deletions: As there.
+            priority: As there.
+            backfill_order: As there.
             batch: As there.
             ack: As there.
 
