@@ -10,10 +10,11 @@ use std::time::Duration;
 
 use dcp_benches::Error;
 use dcp_benches::machine::Machine;
+use dcp_benches::writes::Priority;
 
 use self::source::Holds;
 
-const USAGE: &str = "usage: peers source|recorded|node|objects DOCUMENTS VALUE_LEN VBUCKETS [NODES] | \
+const USAGE: &str = "usage: peers source|recorded|node|node-low|node-high|objects DOCUMENTS VALUE_LEN VBUCKETS [NODES] | \
                      ready|steady PASSES VALUE_LEN VBUCKETS | \
                      paced PASSES MICROSECONDS VBUCKETS | \
                      count | batches | drain NAP_MICROSECONDS | machine";
@@ -30,7 +31,7 @@ fn main() -> Result<(), Error> {
         _ => arguments.map(|text| text.parse()).collect::<Result<_, _>>()?,
     };
     let number = |at: usize| numbers.get(at).copied().ok_or(USAGE);
-    let holds = |source: fn(Holds) -> Result<(), Error>| {
+    let holds = |source: &dyn Fn(Holds) -> Result<(), Error>| {
         source(Holds {
             documents: number(0)?,
             value_len: usize::try_from(number(1)?)?,
@@ -42,10 +43,12 @@ fn main() -> Result<(), Error> {
         source(number(0)?, usize::try_from(number(1)?)?, u16::try_from(number(2)?)?)
     };
     match what.as_str() {
-        "source" => holds(source::embedded),
-        "recorded" => holds(source::recorded),
-        "node" => holds(source::node),
-        "objects" => holds(source::objects),
+        "source" => holds(&source::embedded),
+        "recorded" => holds(&source::recorded),
+        "node" => holds(&|held| source::node(held, Priority::Medium)),
+        "node-low" => holds(&|held| source::node(held, Priority::Low)),
+        "node-high" => holds(&|held| source::node(held, Priority::High)),
+        "objects" => holds(&source::objects),
         "ready" => sends(source::ready),
         "steady" => sends(source::steady),
         "paced" => sends(source::paced),

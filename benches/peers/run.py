@@ -341,7 +341,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only",
-        choices=["node", "options", "embedded", "memory"],
+        choices=["node", "priority", "options", "embedded", "memory"],
         help="only measure one group of tables",
     )
     parser.add_argument(
@@ -405,8 +405,8 @@ def measure_node(
         parts += node_table(f"{value_len} B", samples)
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
-        f"vBuckets, {chosen.changes:,} changes, flow-control buffer 8 MiB, five changes a "
-        f"write with 3 us of work each, sent with {sent_by}. "
+        f"vBuckets, {chosen.changes:,} changes, flow-control buffer 8 MiB, at medium priority, "
+        f"sent with {sent_by}. "
         + ("Source and client pinned to a core each. " if of_client is not None else "")
         + "Processor time, waits and peak are those of the whole process, start-up included. "
         f"{machine}; load at the end of each size: {', '.join(load)}. {versions()}."
@@ -415,6 +415,35 @@ def measure_node(
         print("\n".join([shape, "", *parts]))
         return
     write_document("peers of a node", [shape, "", *parts[:-1]])
+
+
+def measure_priorities(
+    chosen: argparse.Namespace, of_source: int | None, of_client: int | None
+) -> None:
+    """Measures dcp_rs with a source like a node at each priority."""
+    ours = [peer for peer in peers(chosen.program) if peer.name.startswith("dcp_rs")]
+    readers = [*ours, *drains(chosen.program)]
+    parts, load, sent_by = [], [], ""
+    machine = first_line(str(chosen.program), "machine")
+    for priority, source_name in (("low", "node-low"), ("medium", "node"), ("high", "node-high")):
+        command = [str(chosen.program), source_name, str(chosen.changes), "256", str(VBUCKETS)]
+        source = Source.begin(command, of_source)
+        sent_by = source.job["congestion_control"]
+        print(f"{chosen.changes} changes of 256 B as from a node at {priority} priority")
+        samples = measure(job_of(source.job, chosen.changes), readers, chosen.rounds, of_client)
+        load.append(f"{os.getloadavg()[0]:.1f}")
+        check_relayed(json.loads(source.end()), len(readers), chosen.rounds)
+        parts += node_table(f"256 B, `{priority}`", samples)
+    shape = (
+        f"Per million changes; medians of {chosen.rounds} rounds; as in the tables above, at each "
+        f"priority; {chosen.changes:,} changes, sent with {sent_by}; "
+        f'`make bench-peers ARGS="--only priority"`. {machine}; load at the end of each '
+        f"priority: {', '.join(load)}; Python {platform.python_version()}."
+    )
+    if chosen.no_write:
+        print("\n".join([shape, "", *parts]))
+        return
+    write_document("priorities of a node", [shape, "", *parts[:-1]])
 
 
 def measure_options(
@@ -535,6 +564,8 @@ def main() -> None:
         return
     if chosen.only in (None, "node"):
         measure_node(chosen, clients, of_source, of_client)
+    if chosen.only in (None, "priority"):
+        measure_priorities(chosen, of_source, of_client)
     if chosen.only in (None, "options"):
         measure_options(chosen, of_source, of_client)
     if chosen.only in (None, "embedded"):

@@ -11,7 +11,7 @@ use dcp_benches::frames::{Shape, json_object, json_value};
 use dcp_benches::listening::may_choose;
 use dcp_benches::relay::{NodePorts, Relay};
 use dcp_benches::sender::{self, Sender};
-use dcp_benches::writes::Writes;
+use dcp_benches::writes::{Priority, Writes};
 use dcp_producer::{Producer, ProducerOptions, TlsOptions, WriteOptions};
 use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
@@ -40,16 +40,16 @@ pub(crate) fn recorded(holds: Holds) -> Result<(), Error> {
     relayed(full, Writes::Large)
 }
 
-/// The same, with the write pattern of a node.
-pub(crate) fn node(holds: Holds) -> Result<(), Error> {
+/// The same, with the write pattern of a node at a priority.
+pub(crate) fn node(holds: Holds, priority: Priority) -> Result<(), Error> {
     let full = Full::start(holds, |_| json_value(holds.value_len))?;
-    relayed(full, Writes::LikeANode)
+    relayed(full, Writes::LikeANode(priority))
 }
 
 /// The same with documents that have fields.
 pub(crate) fn objects(holds: Holds) -> Result<(), Error> {
     let full = Full::start(holds, |number| json_object(number, holds.value_len))?;
-    relayed(full, Writes::LikeANode)
+    relayed(full, Writes::LikeANode(Priority::Medium))
 }
 
 fn relayed(mut full: Full, writes: Writes) -> Result<(), Error> {
@@ -147,7 +147,7 @@ pub(crate) fn ready(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), 
 
 /// The same with the write pattern of a node, for more changes than fit into memory.
 pub(crate) fn steady(passes: u64, value_len: usize, vbuckets: u16) -> Result<(), Error> {
-    frames(passes, value_len, vbuckets, Writes::LikeANode)
+    frames(passes, value_len, vbuckets, Writes::LikeANode(Priority::Medium))
 }
 
 fn frames(passes: u64, value_len: usize, vbuckets: u16, writes: Writes) -> Result<(), Error> {

@@ -193,6 +193,7 @@ mod tests {
 
     use super::*;
     use crate::drain::{Target, drain};
+    use crate::writes::Priority;
 
     fn address(url: &str) -> SocketAddr {
         url.split("://").nth(1).unwrap().parse().unwrap()
@@ -200,7 +201,7 @@ mod tests {
 
     #[test]
     fn what_was_drained_once_comes_from_memory_through_any_window() {
-        for writes in [Writes::Large, Writes::LikeANode] {
+        for writes in [Writes::Large, Writes::LikeANode(Priority::High)] {
             drain_again_and_again(writes);
         }
     }
