@@ -35,6 +35,7 @@ TESTS = {
     "obstore": ("test_stores",),
     "opentelemetry-api": ("test_metrics",),
     "pandas": ("test_batches",),
+    "polars": ("test_polars",),
     "prometheus-client": ("test_metrics", "test_command_doctor"),
     "pyarrow": (*_READING, *_TARGETS),
     "pyiceberg": _TARGETS,

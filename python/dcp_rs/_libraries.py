@@ -21,6 +21,7 @@ TESTED = {
     "obstore": ("0.8", "0.12"),
     "opentelemetry-api": ("1.30", "1.45"),
     "pandas": ("2.2", "2.3"),
+    "polars": ("2.1", "2.1"),
     "prometheus-client": ("0.21", "0.26"),
     "pyarrow": ("18", "26.0"),
     "pyiceberg": ("0.11", "0.12"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dcp_rs
+import dcp_rs.polars
 import dcp_rs.spark
 from dcp_rs import _libraries, cli, metrics
 from dcp_rs.exceptions import ConfigError
@@ -112,6 +113,7 @@ USES = {
     "obstore": lambda *_: dcp_rs.ObjectStore(None, "prefix"),
     "opentelemetry-api": lambda client, _: metrics.instrument(client.stream(until="now")),
     "pandas": lambda *_: dcp_rs.ChangeBatch.to_pandas(None),
+    "polars": lambda client, _: dcp_rs.polars.scan(client),
     "prometheus-client": lambda *_: metrics.PrometheusCollector(),
     "pyarrow": lambda client, folder: dcp_rs.replicate(
         client, f"parquet://{folder}/t", mode="log", once=True

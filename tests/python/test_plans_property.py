@@ -9,6 +9,7 @@ from multiprocessing import get_context
 import pytest
 
 import dcp_rs
+import dcp_rs.polars
 from dcp_rs import Partition
 from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
 
@@ -92,7 +93,14 @@ class Table:
         return {key: value for each in self.vbuckets.values() for key, value in each.items()}
 
 
-def read_all(processes, partitions, connection, rng):
+def read_in_polars(client, plan, rng):
+    """Reads a plan as a lazy frame, after others have taken a part of it."""
+    lazy = dcp_rs.polars.scan(client, plan, columns=COLUMNS)
+    lazy.head(rng.choice([0, 3])).collect()
+    return lazy.collect().rows(named=True)
+
+
+def read_in_processes(processes, partitions, connection, rng):
     """Reads each partition until one attempt has come to its end."""
     rows = []
     for partition in partitions:
@@ -114,8 +122,9 @@ SEEDS = int(os.environ.get("DCP_PLAN_SEEDS", "3"))
 
 
 @pytest.mark.shows_password("in a file, which partitions name")
+@pytest.mark.parametrize("reader", ["processes", "polars"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed):
+def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed, reader):
     rng = random.Random(seed)
     with dcp_rs.testing.EmbeddedCluster(nodes=3, replicas=1, vbuckets=VBUCKETS) as cluster:
         (tmp_path / "password").write_text(cluster.connection_options.password)
@@ -132,7 +141,10 @@ def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed):
                 if options and rng.random() < 0.5:
                     rng.choice([bucket.write, bucket.trouble])()
                 try:
-                    rows = read_all(processes, plan.partitions, connection, rng)
+                    if reader == "polars":
+                        rows = read_in_polars(client, plan, rng)
+                    else:
+                        rows = read_in_processes(processes, plan.partitions, connection, rng)
                 except (RollbackError, CheckpointError):
                     seen["again"] += 1
                     return 1
