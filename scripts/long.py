@@ -133,6 +133,12 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_STEPS": "50"},
         ),
         Stage(
+            "tables",
+            "a thousand collections, each a table of each target",
+            [*pytest, "tests/python/test_hundreds_of_tables.py"],
+            {"DCP_TABLES": "1000"},
+        ),
+        Stage(
             "differential",
             "four clients under ten faults; rewrites docs/differential.md",
             [sys.executable, "tests/interop/differential.py"],
