@@ -24,7 +24,8 @@ UV = ROOT / ".state" / "build-venv" / "bin" / "uv"
 _READING = ("test_batches", "test_documents", "test_rows", "test_command_export")
 _TARGETS = (
     "test_replication", "test_replication_targets", "test_replication_values", "test_target_*",
-    "test_many_tables", "test_marked_deletes",
+    "test_many_tables", "test_marked_deletes", "test_slow_targets", "test_verify",
+    "test_waiting_changes",
 )  # fmt: skip
 _COMMANDS = ("test_command_rows", "test_command_terminal")
 TESTS = {
