@@ -27,6 +27,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointLock",
     "Client",
+    "DecodedDocuments",
     "DocumentDecoder",
     "EmbeddedCluster",
     "Inference",
