@@ -227,8 +227,9 @@ def replicate(
             collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
         reload: vBuckets to read again from the beginning, of all tables, or by the collection of a
-            table, where `None` stands for all; such as `dcp_rs.Verification.reload`. Rows stay
-            until newer ones replace them, and the others go when everything has been read.
+            table, where `None` stands for all; such as `dcp_rs.replication.Verification.reload`.
+            Rows stay until newer ones replace them, and the others go when everything has been
+            read.
         collections: Collections to read, as in `dcp_rs.Client.stream`.
         document_schema: Columns to decode JSON documents to, as in `dcp_rs.Client.stream`. `infer`
             finds them out, for each table once, from documents that the bucket has. Without it, the
