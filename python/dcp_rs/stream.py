@@ -377,6 +377,13 @@ class ChangeStream:
         """Exports the schema over the Arrow PyCapsule interface; reads nothing."""
         return self._inner.__arrow_c_schema__()
 
+    def __array__(self, *_args: object, **_options: object) -> NoReturn:
+        """Refuses to be an array, of which pandas would make a frame of batches."""
+        raise TypeError(
+            "a stream is no array: for pandas, use stream.read_all().to_pandas(), or "
+            "batch.to_pandas() for each batch"
+        )
+
     def __reduce__(self) -> NoReturn:
         """Refuses to pickle."""
         raise TypeError(

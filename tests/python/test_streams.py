@@ -144,9 +144,12 @@ def test_duckdb_reads_the_stream(client, fill):
 
 
 def test_pandas_reads_the_stream(client, fill):
-    pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas")
     fill(20)
-    frame = client.stream(until="now").read_all().to_pandas()
+    with client.stream(until="now") as stream:
+        with pytest.raises(TypeError, match="read_all"):
+            pandas.DataFrame(stream)
+        frame = stream.read_all().to_pandas()
     assert frame["op"].eq("mutation").all()
     assert str(frame["timestamp"].dt.tz) == "UTC"
 
