@@ -329,6 +329,16 @@ class TestRejects:
             replicate(running, table)
         assert not table.folder.exists()
 
+    def test_what_a_process_left_that_was_killed_as_it_made_their_table_is_none(
+        self, cluster, table
+    ):
+        log = Path(f"{table.folder}_rejected") / "_delta_log"
+        log.mkdir(parents=True)
+        (log / f"{0:020}.json#1").write_text("{")
+        cluster.upsert(BINARY, {})
+        assert replicate(cluster, table).rejected == 1
+        assert [key for key, *_ in rejects(table)] == [BINARY]
+
     def test_the_table_of_rejects_is_no_target(self, cluster, table):
         cluster.upsert(BINARY, {})
         replicate(cluster, table)

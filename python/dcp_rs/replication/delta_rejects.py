@@ -52,9 +52,15 @@ class DeltaRejects:
         if folder is None:
             raise AssertionError("replicate writes to folders only")
         is_folder = folder.is_dir()
-        is_taken = any(folder.iterdir()) if is_folder else os.path.lexists(folder)
-        self._is_there = is_folder and is_taken and self._table.find()
-        if is_taken and not (self._is_there and self._table.owner == _APPLICATION):
+        self._is_there = is_folder and self._table.find()
+        if self._is_there:
+            is_taken = self._table.owner != _APPLICATION
+        elif is_folder:
+            # A log without a version is left by a process that was killed as it made the table.
+            is_taken = any(each.name[0] not in "._" for each in folder.iterdir())
+        else:
+            is_taken = os.path.lexists(folder)
+        if is_taken:
             raise rejects.name_taken(str(folder))
         if self._is_there:
             self._table.check(rejects.SCHEMA)
