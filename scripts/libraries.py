@@ -45,7 +45,7 @@ TESTS = {
 """Files of tests/python that use each library, as patterns."""
 
 # What waits more than it works, and rules that are the same with every library.
-ONLY_BETWEEN = {"test_command_terminal", "test_replication"}
+ONLY_BETWEEN = {"test_command_terminal", "test_replication", "test_slow_targets"}
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
 # Half a gigabyte, and has tests of its own.
