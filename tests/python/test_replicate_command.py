@@ -161,6 +161,23 @@ def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
         assert message in line
 
 
+def test_a_repair_keeps_the_columns_of_the_table(cluster, start, tmp_path):
+    written = Written(cluster)
+    written.upsert("key", {"n": 1})
+    replica = replicas.InDuckDB(tmp_path)
+    options = {"document_schema": "infer", "new_fields": "ignore", "extra": "column"}
+    replicas.replicate(cluster, replica, **options)
+    written.upsert("key", {"n": 2, "more": 3})
+    replicas.replicate(cluster, replica, **options)
+    replica.query("UPDATE documents SET seqno = 1")
+    given = ("--document-schema", "infer", "--new-fields", "ignore", "--extra", "column")
+    process = start(replica.url, "--repair", *given, command="verify")
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (0, ""), output
+    (row,) = replica.rows()
+    assert (row["n"], json.loads(row["_extra"])) == (2, {"more": 3})
+
+
 def test_verify_tells_what_differs_and_loads_it_again(cluster, start, tmp_path):
     written = Written(cluster)
     for number in range(20):

@@ -1,5 +1,7 @@
 //! Documents that are given as columns of text, apart from a stream.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
 use arrow_array::RecordBatch;
 use dcp_arrow::{
     DocumentDecoder as Decoder, DocumentSchema, GivenDocuments, GivenKind, Names, Nested,
@@ -9,7 +11,6 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::arguments::Arguments;
 use crate::batch::capsules;
@@ -77,6 +78,12 @@ impl Given {
         };
         if given.offsets.len() != given.kinds.len() + 1 {
             return Err(PyValueError::new_err("there must be one offset more than documents"));
+        }
+        let end = given.offsets.last().map(|end| usize::try_from(*end));
+        let ascend =
+            given.offsets.first().is_some_and(|first| *first >= 0) && given.offsets.is_sorted();
+        if !ascend || end.is_none_or(|end| end.is_ok_and(|end| end > given.bytes.len())) {
+            return Err(PyValueError::new_err("the offsets are not within the bytes"));
         }
         Ok(given)
     }

@@ -37,7 +37,7 @@ impl ReadPlan {
         self.0.node.as_deref()
     }
 
-    /// What is read of each vBucket, ascending, as `dcp_rs.planner.Range`.
+    /// What is read of each vBucket, ascending, as `dcp_rs.plan.Range`.
     fn ranges<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let range = |range: VbucketRange| {
             make!(RANGE, py, {

@@ -23,7 +23,7 @@ from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import FrameType
 
     from dcp_rs.connection import ConnectionOptions
@@ -33,6 +33,67 @@ if TYPE_CHECKING:
 _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 # Tables that are named in a line of progress.
 _BUSIEST = 3
+
+_TABLE_OPTIONS = (
+    click.option(
+        "--tables",
+        metavar="TEMPLATE",
+        help="A table for each collection: `collection` for {scope}__{collection}, or another"
+        " template. TARGET then names no table.",
+    ),
+    click.option(
+        "--on-drop",
+        type=click.Choice(["empty", "drop", "keep"]),
+        help="What becomes of the table of a dropped collection (empty).",
+    ),
+    click.option(
+        "--sample",
+        type=int,
+        metavar="N",
+        help="Documents of each collection from which --document-schema infer finds columns"
+        " (1000).",
+    ),
+    click.option(
+        "--new-fields",
+        type=click.Choice(["evolve", "ignore", "reject"]),
+        help="What to do with a field that is no column: add a column, leave it out, or reject the"
+        " document (evolve if columns are inferred, or else ignore).",
+    ),
+    click.option(
+        "--type-conflicts",
+        type=click.Choice(["evolve", "null", "reject"]),
+        help="What to do with a value that its column does not hold: widen the type, make it null,"
+        " or reject the document (evolve if columns are inferred, or else null).",
+    ),
+    click.option(
+        "--extra",
+        type=click.Choice(["drop", "column"]),
+        help="What to do with what no column holds: column keeps it as JSON in _extra (drop).",
+    ),
+    click.option(
+        "--nested",
+        type=click.Choice(["json", "struct", "columns"]),
+        help="What an inferred schema makes of objects within documents (json: a column of text).",
+    ),
+    click.option(
+        "--deletes",
+        type=click.Choice(["remove", "mark"]),
+        help="What becomes of the row of a removed document (remove).",
+    ),
+    click.option(
+        "--on-error",
+        type=click.Choice(["reject", "fail"]),
+        help="What to do with a change that the target cannot hold (reject: keep it in a table"
+        " beside the target's).",
+    ),
+)
+
+
+def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options that say what the tables are, which a repair has to know too."""
+    for option in reversed(_TABLE_OPTIONS):
+        function = option(function)
+    return function
 
 
 @command(
@@ -53,17 +114,6 @@ TARGET is one of
     help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
 )
 @click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
-@click.option(
-    "--tables",
-    metavar="TEMPLATE",
-    help="A table for each collection: `collection` for {scope}__{collection}, or another template."
-    " TARGET then names no table.",
-)
-@click.option(
-    "--on-drop",
-    type=click.Choice(["empty", "drop", "keep"]),
-    help="What becomes of the table of a dropped collection (empty).",
-)
 @reading_options(
     only=(
         "collections",
@@ -77,45 +127,7 @@ TARGET is one of
         "backfill_order",
     )
 )
-@click.option(
-    "--sample",
-    type=int,
-    metavar="N",
-    help="Documents of each collection from which --document-schema infer finds columns (1000).",
-)
-@click.option(
-    "--new-fields",
-    type=click.Choice(["evolve", "ignore", "reject"]),
-    help="What to do with a field that is no column: add a column, leave it out, or reject the"
-    " document (evolve if columns are inferred, or else ignore).",
-)
-@click.option(
-    "--type-conflicts",
-    type=click.Choice(["evolve", "null", "reject"]),
-    help="What to do with a value that its column does not hold: widen the type, make it null, or"
-    " reject the document (evolve if columns are inferred, or else null).",
-)
-@click.option(
-    "--extra",
-    type=click.Choice(["drop", "column"]),
-    help="What to do with what no column holds: column keeps it as JSON in _extra (drop).",
-)
-@click.option(
-    "--nested",
-    type=click.Choice(["json", "struct", "columns"]),
-    help="What an inferred schema makes of objects within documents (json: a column of text).",
-)
-@click.option(
-    "--deletes",
-    type=click.Choice(["remove", "mark"]),
-    help="What becomes of the row of a removed document (remove).",
-)
-@click.option(
-    "--on-error",
-    type=click.Choice(["reject", "fail"]),
-    help="What to do with a change that the target cannot hold (reject: keep it in a table beside"
-    " the target's).",
-)
+@table_options
 @click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes.")
 @click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes.")
 @click.option("--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS.")

@@ -16,6 +16,8 @@ from dcp_rs.cli._options import (
     vbuckets_option,
 )
 from dcp_rs.cli._output import print_records
+from dcp_rs.cli._rows import clear
+from dcp_rs.cli.replicate import table_options
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
@@ -44,16 +46,13 @@ Exit status: 0 nothing differs, 3 something does or was not compared."""
 @click.option(
     "--repair",
     is_flag=True,
-    help="Read the vBuckets that differ again, and compare once more. Takes the options that the"
+    help="Read the vBuckets that differ again, and compare once more. Pass the options that the"
     " table is replicated with.",
-)
-@click.option("--tables", metavar="TEMPLATE", help="For --repair, as in replicate.")
-@click.option(
-    "--deletes", type=click.Choice(["remove", "mark"]), help="For --repair, as in replicate."
 )
 @reading_options(
     only=("collections", "document_schema", "document_prefix", "on_malformed", "key_type")
 )
+@table_options
 @output_options
 @click.pass_context
 def verify(
@@ -115,6 +114,4 @@ def _print(found: Verification, *, as_json: bool) -> None:
 
 def _example(difference: Difference) -> dict[str, object]:
     found: dict[str, object] = {name: getattr(difference, name) for name in _EXAMPLE}
-    text = difference.key.decode("utf-8", "backslashreplace")
-    found["key"] = "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
-    return found
+    return found | {"key": clear(difference.key)}

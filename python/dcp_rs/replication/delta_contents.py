@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import State
     from dcp_rs.replication.target import Address
 
+_COUNTS = pa.schema([pa.field("vbucket", pa.int32()), pa.field("rows", pa.int64())])
+
 
 class DeltaContents:
     """A Delta table, or those of the folders in a folder.
@@ -62,7 +64,7 @@ class DeltaContents:
     def counts(self, table: str) -> dict[int, int]:
         """See `Contents`."""
         found = self._query(
-            self._table(table), "SELECT vbucket, count(*) AS rows FROM t GROUP BY vbucket"
+            self._table(table), "SELECT vbucket, count(*) AS rows FROM t GROUP BY vbucket", _COUNTS
         )
         return dict(zip(found["vbucket"].to_pylist(), found["rows"].to_pylist(), strict=True))
 
@@ -83,14 +85,12 @@ class DeltaContents:
     def _rows(self, table: Any, vbuckets: Sequence[int]) -> pa.Table:
         names = [field.name for field in table.schema().fields]
         query = f"SELECT {columns(names)} FROM t WHERE {among(vbuckets)}"  # noqa: S608 - integers
-        return as_versions(self._query(table, query))
+        return as_versions(self._query(table, query, VERSIONS))
 
-    def _query(self, table: Any, query: str) -> pa.Table:
+    def _query(self, table: Any, query: str, schema: pa.Schema) -> pa.Table:
         if not table.file_uris():
             # deltalake does not read a table without files.
-            names = ["vbucket", "rows"]
-            empty = VERSIONS.empty_table()
-            return empty if "rows" not in query else pa.table({name: [] for name in names})
+            return schema.empty_table()
         return pa.table(self._deltalake.QueryBuilder().register("t", table).execute(query))
 
     def close(self) -> None:
