@@ -19,7 +19,7 @@ from dcp_rs.exceptions import (
     ConcurrentWriterError,
     ConfigError,
 )
-from dcp_rs.replication import open_target
+from dcp_rs.replication import core, open_target
 from replicas import Written, replicate
 
 
@@ -320,8 +320,9 @@ def test_dropped_flushed_and_recreated_collections_take_their_rows_with_them(
 
 
 def test_what_one_commit_has_of_a_collection_before_it_is_dropped_is_not_kept(
-    cluster, written, table
+    cluster, written, table, monkeypatch
 ):
+    monkeypatch.setattr(core, "_REST", 1e9)
     with Running(cluster, table, commit_interval=2.0) as running:
         running.until(lambda it: it.phase == "following", "follow")
         before = running.progress.commits

@@ -9,7 +9,7 @@ import pytest
 
 import dcp_rs
 import replicas
-from dcp_rs.replication import open_target
+from dcp_rs.replication import core, open_target
 from lag import until
 from replicas import Written
 
@@ -71,7 +71,8 @@ def test_a_commit_that_hangs_makes_the_guides_report_old(cluster, tmp_path, foll
     assert time.time() - reported[-1] < 3.0
 
 
-def test_what_is_read_and_not_committed_is_counted(cluster, tmp_path, following):
+def test_what_is_read_and_not_committed_is_counted(cluster, tmp_path, following, monkeypatch):
+    monkeypatch.setattr(core, "_REST", 1e9)
     written = Written(cluster)
     for n in range(25):
         written.upsert(f"key_{n}", {"n": n})
@@ -87,6 +88,16 @@ def test_what_is_read_and_not_committed_is_counted(cluster, tmp_path, following)
     with cluster.connect() as client:
         done = dcp_rs.replicate(client, f"duckdb://{tmp_path}/other.duckdb", once=True)
     assert (done.changes, done.uncommitted, done.lag) == (40, 0, 0)
+
+
+def test_a_database_that_follows_commits_as_soon_as_it_is_idle(cluster, tmp_path, following):
+    replica, seen = replicas.InDuckDB(tmp_path), []
+    following(replica.url, on_progress=seen.append, commit_interval=3600)
+    until(lambda: seen and seen[-1].phase == "following")
+    for n in range(5):
+        cluster.upsert(f"key_{n}", b"{}")
+        until(lambda n=n: seen[-1].changes == n + 1 and seen[-1].uncommitted == 0)
+    assert seen[-1].commits >= 5
 
 
 def test_lag_is_none_until_nodes_have_said_how_far_they_are(cluster, fill, tmp_path):

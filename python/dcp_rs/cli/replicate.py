@@ -130,7 +130,9 @@ TARGET is one of
 @table_options
 @click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes.")
 @click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes.")
-@click.option("--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS.")
+@click.option(
+    "--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS at the latest."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
 def replicate(
     connection: ConnectionOptions,

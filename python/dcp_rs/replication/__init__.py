@@ -264,7 +264,8 @@ def replicate(
         backfill_order: How a node reads vBuckets from disk, as in `dcp_rs.Client.stream`.
         commit_rows: Changes after which to commit.
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
-        commit_interval: Seconds after the first change after which to commit.
+        commit_interval: Seconds after the first change after which to commit. A database that has
+            caught up commits sooner, as soon as the stream brings nothing.
         stop: Event that stops it: it commits what was read, and returns.
         on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.

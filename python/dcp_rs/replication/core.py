@@ -59,6 +59,9 @@ _SHARE_READ = 4
 # How many times `commit_interval` tables wait while changes come faster than they are committed: a
 # commit of few rows costs a table as much as one of many.
 _PATIENCE = 10
+# How many times as long as its last commit a database rests before it commits what there is, though
+# nothing is due: a tenth of the time at most is spent so.
+_REST = 9
 # Tables in a commit, of which all are in memory, in a transaction if the target has one for them.
 _TOGETHER = 100
 # What a replication is doing, if its streams do different things.
@@ -101,6 +104,8 @@ class Replication:
         self._lag = _Lag(None, {})
         self._reported = self._watched = 0.0
         self._looked = time.monotonic()
+        # Until when what is not due is not committed.
+        self._rests_until = 0.0
         self._has_ended = False
 
     def run(self) -> Progress:
@@ -137,7 +142,18 @@ class Replication:
         found = [group.buffer.seconds_left() for group in self._groups]
         ends = time.monotonic() - self._settings.commit_interval
         found += [each.waits_since - ends for each in self._groups if each.waits_since is not None]
+        found += [self._rest_left() for each in self._groups if self._may_commit_early(each)]
         return min(found)
+
+    def _rest_left(self) -> float:
+        return self._rests_until - time.monotonic()
+
+    def _may_commit_early(self, group: Group) -> bool:
+        """Whether to commit what there is as soon as the stream brings nothing.
+
+        Not while a table catches up: more comes at once, and a commit of many rows costs less.
+        """
+        return self._tables.commits_when_idle and not group.until_now and group.has_uncommitted
 
     # ----- opening -----
 
@@ -235,6 +251,8 @@ class Replication:
             self._take(group, read)
         elif group.buffer.is_due() or self._waits_long(group):
             self._commit(group)
+        elif self._may_commit_early(group) and self._rest_left() <= 0:
+            self._commit_all(group)
         return read is not None
 
     def _waits_long(self, group: Group) -> bool:
@@ -390,6 +408,7 @@ class Replication:
         is_due: Sequence[Table],
     ) -> None:
         """Commits what tables of a group have, and the positions of those that are due."""
+        begun = time.monotonic()
         due_ones = set(is_due)
         lost: dict[str | None, Table] = {}
         for first in range(0, len(tables), _TOGETHER):
@@ -418,6 +437,8 @@ class Replication:
                 self._meter.committed_at = time.monotonic()
             self._meter.changes += sum(step.changes for _, step in steps)
         group.note_waiting()
+        now = time.monotonic()
+        self._rests_until = now + _REST * (now - begun)
         if lost:
             self._part(lost)
         self._report()

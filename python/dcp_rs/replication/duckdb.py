@@ -132,6 +132,7 @@ class DuckDBTarget:
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
     takes_rejects: ClassVar[bool] = True
+    commits_when_idle: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -30,6 +30,7 @@ class DuckDBDatabase:
 
     modes: ClassVar[frozenset[Mode]] = DuckDBTarget.modes
     takes_rejects: ClassVar[bool] = True
+    commits_when_idle: ClassVar[bool] = True
 
     def __init__(self, path: str | os.PathLike[str], value_format: str = "json") -> None:
         self._duckdb = require("a DuckDB target", "duckdb", "duckdb")

@@ -119,6 +119,11 @@ class Group:
         return None if self._reader is None else self._reader.take()
 
     @property
+    def has_uncommitted(self) -> bool:
+        """Whether changes were taken and not committed."""
+        return self.buffer.rows > 0 or self.waits_since is not None
+
+    @property
     def uncommitted(self) -> int:
         """Changes that were read and not committed."""
         waiting = sum(table.waiting.rows for table in self.tables.values())

@@ -59,6 +59,8 @@ class Tables(Protocol):
     """Which columns are read."""
     are_one: bool
     """Whether there is one table, whose position is committed even if it has no changes."""
+    commits_when_idle: bool
+    """Whether a commit of few rows is cheap."""
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """Opens the tables, grouped by the stream that each needs.
@@ -125,6 +127,7 @@ class OneTable:
         self._reload = reload
         self._table = table
         self._target = target
+        self.commits_when_idle = getattr(target, "commits_when_idle", False)
         self._collections = collections
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
@@ -231,6 +234,7 @@ class TablePerCollection:
         self._samples = samples
         self._reload = reload
         self._database = database
+        self.commits_when_idle = getattr(database, "commits_when_idle", False)
         self._names = names
         self._make = make
         self._collections = collections

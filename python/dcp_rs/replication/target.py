@@ -70,6 +70,10 @@ class Target(Protocol):
     A target that stores rejects has the attribute `takes_rejects`, which is true. Without it, a
     change that cannot be a row ends the replication.
 
+    A target for which a commit of few rows is cheap has the attribute `commits_when_idle`, which is
+    true. Once it has caught up, it commits as soon as the stream brings nothing, and a change waits
+    for `commit_interval` at most.
+
     A target whose tables have schemas of their own is a `GrowingTarget`.
     """
 
