@@ -150,6 +150,16 @@ wheel: .rust $(STATE)/release-venv.stamp ## Build the source distribution and a 
 	@$(RELEASE_PY) -m twine check --strict $(DIST)/*
 	@ls -l $(DIST)
 
+# The one for aarch64 is cross-compiled, and was checked by its tags and symbols, not run.
+dist: wheel ## Build the wheels of Linux, for x86-64 and aarch64, into dist/, and check them
+	@rustup target add aarch64-unknown-linux-gnu
+	@PATH="$(CURDIR)/$(STATE)/release-venv/bin:$$PATH" CARGO_TARGET_DIR="$${CARGO_TARGET_DIR:-$(CURDIR)/target}" \
+		$(RELEASE_PY) -m maturin build --release --locked --zig --target aarch64-unknown-linux-gnu \
+		--compatibility manylinux_2_17 $(QUIET) --out $(DIST)
+	@$(RELEASE_PY) scripts/check_wheel.py --platform manylinux_2_17_x86_64 $(DIST)/*x86_64.whl
+	@$(RELEASE_PY) scripts/check_wheel.py --platform manylinux_2_17_aarch64 $(DIST)/*aarch64.whl
+	@ls -l $(DIST)
+
 build: .installed-test ## Build the wheel and install it in .state/venv, with the test packages
 
 fmt: .installed-test .rust ## Format the Rust and the Python code
@@ -200,6 +210,12 @@ differential: .java .installed-test ## Compare four clients under the same fault
 bench-reading: .java .installed-test ## Benchmark the reader in Python; writes docs/performance.md
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
+
+# Half an hour. With the jars of the Couchbase Spark connector in COUCHBASE_SPARK_JARS, it is
+# measured too.
+bench-spark: .java .installed-test ## Benchmark Spark from outside: time, processor, memory; writes docs/performance.md
+	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
+	@$(PY) benches/reading/sessions.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
 bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
@@ -281,7 +297,7 @@ $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
 	@rm -rf $(WHEELS)
 	@echo "building the wheel"
 	@$(CARGO) fetch --locked $(QUIET)
-	@$(BUILD_PY) -m maturin build --release $(QUIET) --out $(WHEELS)
+	@$(BUILD_PY) -m maturin build --release --locked $(QUIET) --out $(WHEELS)
 	@touch $@
 
 # Only the wheel file, without its dependencies, which are pinned above.
@@ -298,5 +314,5 @@ $(STATE)/lowest.stamp: $(STATE)/wheel.stamp $(STATE)/lowest-packages.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 .installed-lowest: .rust $(STATE)/lowest.stamp
 
-.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest
+.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel dist wheel-check workflows \
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest

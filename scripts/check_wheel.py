@@ -22,6 +22,8 @@ EXTENSION = "dcp_rs/_dcp_rs.abi3.so"
 NEEDED = (EXTENSION, "dcp_rs/_dcp_rs.pyi", "dcp_rs/py.typed", "dcp_rs/pytest_plugin.py")
 NEEDED_INFO = ("METADATA", "entry_points.txt", "licenses/LICENSE")
 URLS = ("Homepage", "Documentation", "Changelog", "Source", "Issues")
+# Number of a processor in the header of an ELF file, by its name in a tag.
+MACHINES = {"x86_64": 62, "aarch64": 183}
 _GLIBC = re.compile(rb"GLIBC_(\d+)\.(\d+)")
 _MANYLINUX = re.compile(r"manylinux_(\d+)_(\d+)")
 
@@ -53,7 +55,12 @@ def faults(wheel: Path, version: str, platform: str, *, urls: bool = False) -> l
             found += _metadata(archive.read(info + "METADATA"), urls=urls)
         wanted = _MANYLINUX.search(platform)
         if wanted and EXTENSION in names:
-            needs = {(int(a), int(b)) for a, b in _GLIBC.findall(archive.read(EXTENSION))}
+            extension = archive.read(EXTENSION)
+            for machine, number in MACHINES.items():
+                has_number = extension[18:20] == number.to_bytes(2, "little")
+                if wheel.stem.endswith(machine) and not has_number:
+                    found.append(f"its extension is not for {machine}")
+            needs = {(int(a), int(b)) for a, b in _GLIBC.findall(extension)}
             most = max(needs, default=(0, 0))
             if most > (int(wanted[1]), int(wanted[2])):
                 found.append(f"its extension needs glibc {most[0]}.{most[1]}")

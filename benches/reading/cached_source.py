@@ -26,6 +26,14 @@ def batch_in(path: str) -> pa.RecordBatch:
         return pa.ipc.open_file(file).get_batch(0)
 
 
+def repeated(path: str, rows: int) -> Iterator[pa.RecordBatch]:
+    """Repeats the batch of a file until there are so many rows."""
+    batch = batch_in(path)
+    while rows > 0:
+        yield batch.slice(0, min(rows, batch.num_rows))
+        rows -= batch.num_rows
+
+
 class CachedReader(DataSourceReader):
     """Returns its rows in equal partitions."""
 
@@ -38,18 +46,14 @@ class CachedReader(DataSourceReader):
 
     def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
         """Repeats the batch."""
-        batch = batch_in(self._path)
-        left = self._rows // self._tasks
-        while left > 0:
-            yield batch.slice(0, min(left, batch.num_rows))
-            left -= batch.num_rows
+        return repeated(self._path, self._rows // self._tasks)
 
 
 class TickReader(DataSourceStreamReader):
-    """Returns the batch in each task of every micro-batch."""
+    """Returns the batch in each task of every micro-batch, or as many rows as are asked for."""
 
-    def __init__(self, path: str, tasks: int) -> None:
-        self._path, self._tasks = path, tasks
+    def __init__(self, path: str, tasks: int, rows: int | None) -> None:
+        self._path, self._tasks, self._rows = path, tasks, rows
 
     def initialOffset(self) -> dict[str, int]:  # noqa: N802
         """Returns the first offset."""
@@ -65,7 +69,9 @@ class TickReader(DataSourceStreamReader):
 
     def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
         """Returns the batch."""
-        return iter([batch_in(self._path)])
+        if self._rows is None:
+            return iter([batch_in(self._path)])
+        return repeated(self._path, self._rows // self._tasks)
 
 
 class CachedDataSource(DataSource):
@@ -84,4 +90,6 @@ class CachedDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> TickReader:  # noqa: ARG002, N802
         """Returns the micro-batch reader."""
-        return TickReader(self.options["batch"], int(self.options.get("tasks", "1")))
+        rows = self.options.get("rows")
+        tasks = int(self.options.get("tasks", "1"))
+        return TickReader(self.options["batch"], tasks, None if rows is None else int(rows))

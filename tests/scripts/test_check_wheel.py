@@ -25,8 +25,10 @@ Description-Content-Type: text/markdown; charset=UTF-8
 
 # dcp_rs
 """
+# The beginning of an ELF file for x86-64.
+ELF = "\x7fELF" + "\0" * 14 + "\x3e\0"
 FILES = {
-    "dcp_rs/_dcp_rs.abi3.so": "\0GLIBC_2.2.5\0GLIBC_2.17\0",
+    "dcp_rs/_dcp_rs.abi3.so": ELF + "\0GLIBC_2.2.5\0GLIBC_2.17\0",
     "dcp_rs/_dcp_rs.pyi": "",
     "dcp_rs/py.typed": "",
     "dcp_rs/pytest_plugin.py": "",
@@ -60,8 +62,8 @@ def test_a_whole_wheel_is_good(check):
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"dcp_rs/_dcp_rs.abi3.so": "\0GLIBC_2.9\0GLIBC_2.34\0"}, "needs glibc 2.34"),
-        ({"dcp_rs/_dcp_rs.abi3.so": "x" * 12_000_001}, "bytes, at most 12,000,000"),
+        ({"dcp_rs/_dcp_rs.abi3.so": ELF + "\0GLIBC_2.9\0GLIBC_2.34\0"}, "needs glibc 2.34"),
+        ({"dcp_rs/_dcp_rs.abi3.so": ELF + "x" * 12_000_001}, "bytes, at most 12,000,000"),
         ({"dcp_rs/py.typed": None}, "lacks dcp_rs/py.typed"),
         ({f"{INFO}/licenses/LICENSE": None}, "lacks dcp_rs-"),
         ({"dcp_rs/other.so": ""}, "should not have dcp_rs/other.so"),
@@ -101,6 +103,7 @@ def test_a_release_needs_urls_and_links_that_work(check):
         (NAME.replace("abi3", "cp311"), "not that of an abi3 wheel"),
         (NAME.replace(VERSION, "0.0.1"), "not that of an abi3 wheel"),
         (NAME.replace("manylinux_2_17", "linux"), "lacks manylinux_2_17"),
+        (NAME.replace("x86_64", "aarch64"), "not for aarch64"),
     ],
 )
 def test_a_wrong_name_is_told(check, name, said):
