@@ -125,12 +125,16 @@ def stages(first_world: int) -> list[Stage]:
             [*pytest, "tests/python/test_replication_kills.py"],
             {"DCP_KILLS": "30"},
         ),
-        Stage(
-            "steps",
-            "50 deaths at steps of a commit for each target and mode, beside people who edit the "
-            "table",
-            [*pytest, "tests/python/test_replication_steps.py"],
-            {"DCP_STEPS": "50"},
+        # Shares of at most an hour.
+        *(
+            Stage(
+                f"steps-{target}",
+                f"50 deaths at steps of a commit to {target}, for each mode: of the tables of a "
+                "bucket whose collections come and go, and of one that people edit",
+                [*pytest, "tests/python/test_replication_steps.py", "-k", f"{target}-"],
+                {"DCP_STEPS": "50"},
+            )
+            for target in ("duckdb", "postgres", "delta", "iceberg", "parquet")
         ),
         Stage(
             "tables",

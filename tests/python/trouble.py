@@ -14,7 +14,8 @@ COLLECTIONS = ("_default._default", "inventory.airline", "inventory.hotel")
 class Trouble:
     """Writes to a cluster and lets it fail, as a seed says, until it is stopped."""
 
-    def __init__(self, cluster, seed):
+    def __init__(self, cluster, seed, collections=COLLECTIONS):
+        self.collections = collections
         self.chance, self.cluster, self.written = random.Random(seed), cluster, Written(cluster)
         self.done = {}
         self._stop, self._error = threading.Event(), None
@@ -46,17 +47,17 @@ class Trouble:
         for _ in range(10):
             key = f"key_{self.chance.randrange(400)}"
             value = {"n": self.chance.randrange(10**9)}
-            self.written.upsert(key, value, self.chance.choice(COLLECTIONS))
+            self.written.upsert(key, value, self.chance.choice(self.collections))
 
     def write_legacy(self):
         """A document whose key is not UTF-8."""
         key = b"session_\xff_%d" % self.chance.randrange(20)
         self.written.upsert(
-            key, b"%d" % self.chance.randrange(10**9), self.chance.choice(COLLECTIONS)
+            key, b"%d" % self.chance.randrange(10**9), self.chance.choice(self.collections)
         )
 
     def remove(self):
-        collection, key = self.chance.choice(self.written.in_order() or [(COLLECTIONS[0], "")])
+        collection, key = self.chance.choice(self.written.in_order() or [("", "")])
         if key and self.cluster.get(key, collection=collection) is not None:
             self.cluster.remove(key, collection=collection)
 
@@ -81,12 +82,12 @@ class Trouble:
             self.cluster.roll_back(vbucket, max(high - self.chance.randrange(1, 6), 0))
 
     def drop(self):
-        collection = self.chance.choice(COLLECTIONS[1:])
+        collection = self.chance.choice(self.collections[1:])
         self.cluster.drop_collection(collection)
         self.cluster.create_collection(collection)
 
     def flush(self):
-        self.cluster.flush_collection(self.chance.choice(COLLECTIONS[1:]))
+        self.cluster.flush_collection(self.chance.choice(self.collections[1:]))
 
     def __enter__(self):
         self._thread.start()

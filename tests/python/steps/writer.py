@@ -68,7 +68,8 @@ def replicate(request):
         request["connection"], bucket="default", username="Administrator", password="canary-8f1c2e"
     ) as client:
         done = dcp_rs.replicate(client, target, once=True, **request["options"])
-    return {"generation": done.generation, "rejected": done.rejected}
+    generations = {name: table.generation for name, table in done.tables.items()}
+    return {"generation": done.generation, "generations": generations, "rejected": done.rejected}
 
 
 def run(request):
