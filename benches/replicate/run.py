@@ -4,7 +4,10 @@ For each target: documents per second from the call to its return, compared with
 rows from in-memory Arrow data with the target's own bulk load. The embedded cluster runs in the
 same process, so its work is included.
 
-Usage: benches/replicate/run.py [--documents N] [--postgres URI] [TARGET ...]
+With `--tables N`, instead: the first load and an update of N tables, each of a collection, compared
+with one table of the same documents, in changes per second of processor time.
+
+Usage: benches/replicate/run.py [--documents N] [--tables N] [--postgres URI] [TARGET ...]
 """
 
 from __future__ import annotations
@@ -14,12 +17,16 @@ import json
 import os
 import random
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dcp_rs
+
+sys.path.insert(0, str(Path(__file__).parent))
+import many
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,10 +41,17 @@ def main() -> None:
         "targets", nargs="*", metavar="TARGET", help="such as duckdb-table (default: all)"
     )
     parser.add_argument("--documents", type=int, default=1_000_000)
+    parser.add_argument("--tables", type=int, metavar="N", help="compare so many tables with one")
+    parser.add_argument("--runs", type=int, default=3, help="runs of --tables")
     parser.add_argument("--postgres", metavar="URI", help="database to write to")
     options = parser.parse_args()
     cases = _cases(options.postgres)
     chosen = options.targets or list(cases)
+    if options.tables is not None:
+        urls = {name: _of_many(name, cases[name][0], options.postgres) for name in chosen}
+        with dcp_rs.testing.EmbeddedCluster(password=many.PASSWORD) as cluster:
+            many.measure(cluster, options.tables, options.documents, urls, options.runs)
+        return
     with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=64) as cluster:
         _fill(cluster, options.documents)
         rows = _rows(cluster)
@@ -101,6 +115,11 @@ def _cases(postgres: str | None) -> dict[str, tuple[str, Callable[[pa.Table, Pat
             url = f"{postgres}{mark}table=bench_{mode}_{os.getpid()}"
             cases[f"postgres-{mode}"] = (url, lambda rows, _: _into_postgres(rows, postgres))
     return cases
+
+
+def _of_many(name: str, url: str, postgres: str | None) -> str:
+    """Returns the URL of a database or folder of tables."""
+    return postgres if postgres is not None and name.startswith("postgres") else url
 
 
 def _into_duckdb(rows: pa.Table, folder: Path) -> None:

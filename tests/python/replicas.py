@@ -267,7 +267,9 @@ class OfMany:
             catalog = self.database.catalog()
             names = {name for _, name in catalog.list_tables("default")}
         else:
-            names = {each.name for each in self.database.folder.iterdir() if each.is_dir()}
+            folders = {each.name for each in self.database.folder.iterdir() if each.is_dir()}
+            # A death may leave a hidden one that was being removed.
+            names = {name for name in folders if name[0] != "."}
         return {name for name in names if not name.endswith(("_rejected", ".db"))}
 
     def rows(self, name):
