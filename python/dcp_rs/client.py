@@ -169,6 +169,9 @@ class Client(Bucket):
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
         document_schema: str | pa.Schema | DocumentSchema | None = None,
+        drop_fields: str | Iterable[str] | None = None,
+        hash_fields: str | Iterable[str] | None = None,
+        hash_key: str | bytes | None = None,
         include: Include | Iterable[Include] = (),
         persisted_only: bool = False,
         on_purge: Literal["resync", "ignore"] = "resync",
@@ -229,6 +232,17 @@ class Client(Bucket):
                 `dcp_rs.DocumentSchema`, which also says what to do with values that do not fit: by
                 default, they are null and noted in the column `_malformed_fields`. Missing fields
                 are null; other fields are ignored. The guide lists the types.
+            drop_fields: One or more paths of fields that no column gets, such as `email` or
+                `cards[].number`: they are taken out of each document before it is decoded. A path
+                leads into every element of the arrays on its way. A name that is not of letters,
+                digits, `_` and `-` is written as `["a name"]`. A document that is not JSON becomes
+                a null, and is counted as malformed. Keys are not masked, and extended attributes
+                are refused.
+            hash_fields: One or more paths of fields of which only a hash is left: SHA-256 of the
+                value's canonical JSON, as text of 64 hexadecimal digits. `tags[]` hashes each
+                element of an array instead of the array. A null stays.
+            hash_key: Secret of these hashes, which are HMAC-SHA-256 then. Without it, whoever can
+                guess a value can find it.
             include: One or more of these, none of which is delivered otherwise. `xattrs`: `basic`
                 and `full` have the column `xattrs`. `history`: every version of a document that the
                 server still has, instead of only the newest one in each snapshot, in collections

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs import _checks, _dcp_rs, _keywords
@@ -10,7 +11,7 @@ from dcp_rs.documents import as_options
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Op = Literal["mutation", "deletion", "expiration"]
 Include = Literal["xattrs", "history", "system_events", "system_documents"]
@@ -92,6 +93,56 @@ class BatchPolicy:
 
     def __post_init__(self) -> None:
         _dcp_rs.check_batch(vars(self))
+
+
+@dataclass(frozen=True)
+class Masks:
+    """Fields of documents that are masked, as the options of `dcp_rs.Client.stream` say.
+
+    Attributes:
+        drop_fields: Paths of fields that are dropped.
+        hash_fields: Paths of fields that are hashed.
+        hash_key: Secret of the hashes.
+    """
+
+    drop_fields: tuple[str, ...] = ()
+    hash_fields: tuple[str, ...] = ()
+    hash_key: str | bytes | None = field(default=None, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        drop_fields: str | Iterable[str] | None,
+        hash_fields: str | Iterable[str] | None,
+        hash_key: str | bytes | None,
+    ) -> Masks:
+        """Takes the options.
+
+        Raises:
+            ConfigError: A path is none, or the options contradict each other.
+        """
+        given = {"drop_fields": drop_fields, "hash_fields": hash_fields, "hash_key": hash_key}
+        options: dict[str, Any] = {
+            # The check would exhaust an iterator.
+            name: list(value) if isinstance(value, Iterator) else value
+            for name, value in given.items()
+        }
+        _checks.each_utf8(options)
+        _dcp_rs.masks(options)
+        for name in ("drop_fields", "hash_fields"):
+            paths = options[name]
+            options[name] = (paths,) if isinstance(paths, str) else tuple(paths or ())
+        return cls(**options)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options by name."""
+        return dict(vars(self))
+
+    @property
+    def text(self) -> str | None:
+        """JSON that is the same for the same masks, without the key; `None` if there are none."""
+        return _dcp_rs.masks(self.options)
 
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:

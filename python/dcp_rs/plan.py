@@ -106,6 +106,9 @@ class Partition:
         key_type: Literal["string", "binary"] = "string",
         value_format: Literal["binary", "string", "variant"] = "binary",
         document_schema: str | pa.Schema | DocumentSchema | None = None,
+        drop_fields: str | Iterable[str] | None = None,
+        hash_fields: str | Iterable[str] | None = None,
+        hash_key: str | bytes | None = None,
         include: Include | Iterable[Include] = (),
         initial_deletions: Literal["deliver", "skip", "skip_if_supported"] = "deliver",
         priority: Priority | None = None,
@@ -128,6 +131,9 @@ class Partition:
             key_type: As there.
             value_format: As there.
             document_schema: As there.
+            drop_fields: As there.
+            hash_fields: As there.
+            hash_key: As there.
             include: As there. Whether `system_documents` are read is the plan's.
             initial_deletions: As there.
             priority: As there.

@@ -17,7 +17,7 @@ from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import engine_options
+from dcp_rs.options import Masks, engine_options
 from dcp_rs.plan import ReadPlan
 from dcp_rs.schema import Schema
 from dcp_rs.schema import columns as _all_columns
@@ -49,6 +49,9 @@ def scan(
     key_type: Literal["string", "binary"] = "string",
     value_format: Literal["binary", "string"] = "binary",
     document_schema: str | pa.Schema | DocumentSchema | None = None,
+    drop_fields: str | Iterable[str] | None = None,
+    hash_fields: str | Iterable[str] | None = None,
+    hash_key: str | bytes | None = None,
     include: Include | Iterable[Include] = (),
     batch: BatchPolicy | None = None,
 ) -> LazyFrame:
@@ -74,6 +77,9 @@ def scan(
         value_format: As there. Polars has no type for `variant`.
         document_schema: As there. Documents are decoded, and malformed ones noticed, only if a
             query uses one of their columns.
+        drop_fields: As there.
+        hash_fields: As there.
+        hash_key: As there.
         include: As there.
         batch: As there.
 
@@ -94,6 +100,7 @@ def scan(
     }
     schema = Schema(columns=columns, document_schema=document_schema, **shape)
     engine_options({"batch": batch, "document_schema": None})
+    delivery = {**shape, **Masks.of(drop_fields, hash_fields, hash_key).options, "batch": batch}
     if plan is None:
         plan = client.plan(
             collections=collections,
@@ -108,7 +115,7 @@ def scan(
         for option, value in filters.items():
             if value is not None:
                 raise ConfigError("is the plan's: pass it to Client.plan", option=option)
-    source = _Source(client, plan, schema.names, document_schema, {**shape, "batch": batch})
+    source = _Source(client, plan, schema.names, document_schema, delivery)
     # Polars marks this as unstable.
     register = pl.io.plugins.register_io_source
     found: LazyFrame = register(source, schema=pl.Schema(schema))

@@ -326,3 +326,12 @@ def test_a_malformed_document_can_fail_the_read(spark, options):
     with pytest.raises(Exception, match="COUCHBASE_DCP_MALFORMED") as raised:
         frame.collect()
     assert "40-Mile" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("documents")
+def test_masked_fields_are_in_no_row(spark, options):
+    masks = {"dropFields": "name, geo.lat", "hashFields": "tags[]"}
+    for more in ({}, {"documentSchema": SCHEMA}):
+        rows = load(spark.read, options, **masks, **more).collect()
+        assert rows
+        assert "40-Mile Air" not in repr(rows)

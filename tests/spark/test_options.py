@@ -44,6 +44,20 @@ def test_changes_are_chosen_by_key_operation_and_time():
             parse(since=wrong)
 
 
+def test_fields_are_masked_with_a_secret_that_a_file_has(tmp_path):
+    (tmp_path / "key").write_text("hunter2\n")
+    options = parse(
+        dropFields='a, cards[].n, ["b, \\"c"]', hashFields="h", hashKeyFile=str(tmp_path / "key")
+    )
+    stream = options.stream()
+    assert stream["drop_fields"] == ("a", "cards[].n", '["b, \\"c"]')
+    assert (stream["hash_fields"], stream["hash_key"]) == (("h",), "hunter2")
+    assert b"hunter2" not in pickle.dumps(options)
+    assert "hunter2" not in repr(parse(hashFields="h", hashKey="hunter2"))
+    with pytest.raises(ConfigError, match=r"^hashKey, hashKeyFile: give one of them"):
+        parse(hashFields="h", hashKey="a", hashKeyFile="b")
+
+
 def test_names_are_taken_in_any_case():
     assert parse(NUMPARTITIONS="7", includevalue="FALSE").num_partitions == 7
     with pytest.raises(ConfigError, match=r"^numPartitions: is given twice"):
@@ -268,6 +282,9 @@ def test_what_is_no_session_and_no_partition_is_refused():
         ({"documentSchema": "a NOPE"}, "documentSchema", None),
         ({"onMalformed": "fail"}, "onMalformed", None),
         ({"columns": "nope"}, "columns", "nope"),
+        ({"dropFields": "a b"}, "dropFields", None),
+        ({"hashKey": "hunter2"}, "hashKey", None),
+        ({"dropFields": "a", "include": "xattrs"}, "dropFields", None),
         ({"passwort": "hunter2"}, "passwort", None),
     ],
 )

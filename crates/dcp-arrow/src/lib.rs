@@ -54,10 +54,10 @@ mod values;
 mod xattrs;
 
 pub use document::{
-    DdlError, DocumentDecoder, DocumentSchema, EXTRA, FLAGS, GivenDocuments, GivenKind,
+    DdlError, DocumentDecoder, DocumentSchema, EXTRA, FLAGS, FieldMasks, GivenDocuments, GivenKind,
     HAS_MALFORMED, HAS_UNMAPPED, IS_MALFORMED, MALFORMED, MALFORMED_FIELDS, MalformedKind,
-    MalformedTally, Names, Nested, Observations, ObservedField, OnMalformed, ValueFormat,
-    json_depth,
+    MalformedTally, MaskError, Names, Nested, Observations, ObservedField, OnMalformed,
+    ValueFormat, json_depth,
 };
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use arrow_schema::{DataType, Field};
 use thiserror::Error;
 
-use crate::DdlError;
 use crate::document::TIMESTAMP;
+use crate::{DdlError, MaskError};
 
 /// One column of the change table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -332,6 +332,9 @@ pub enum SchemaError {
     /// The schema of documents cannot be parsed.
     #[error("{0}")]
     DocumentSchema(#[from] DdlError),
+    /// Fields cannot be masked so.
+    #[error("{0}")]
+    Masks(#[from] MaskError),
 }
 
 impl SchemaError {
@@ -342,6 +345,7 @@ impl SchemaError {
             Self::UnknownColumn { .. } | Self::DuplicateColumn(_) | Self::NoColumns => &["columns"],
             Self::Contradiction { options, .. } => options,
             Self::NameTaken(_) | Self::DocumentSchema(_) => &["document_schema"],
+            Self::Masks(error) => error.options,
         }
     }
 
@@ -352,7 +356,10 @@ impl SchemaError {
             Self::UnknownColumn { name, .. }
             | Self::DuplicateColumn(name)
             | Self::NameTaken(name) => Some(name),
-            Self::NoColumns | Self::Contradiction { .. } | Self::DocumentSchema(_) => None,
+            Self::NoColumns
+            | Self::Contradiction { .. }
+            | Self::DocumentSchema(_)
+            | Self::Masks(_) => None,
         }
     }
 }

@@ -59,7 +59,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::runtime::pending::Pending;
     #[pymodule_export]
-    use super::schema::{Schema, columns};
+    use super::schema::{Schema, columns, masks};
     #[pymodule_export]
     use super::stream::{AsyncTurn, ChangeStream};
     use super::{PyModule, PyResult, runtime};

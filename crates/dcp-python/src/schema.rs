@@ -2,13 +2,14 @@
 
 use arrow_schema::ffi::FFI_ArrowSchema;
 use dcp_arrow::{
-    COLUMNS, ColumnSet, ColumnSpec, Columns, DocumentSchema, KeyType, OnMalformed, SchemaError,
-    TableOptions, TableSchema, ValueFormat,
+    COLUMNS, ColumnSet, ColumnSpec, Columns, DocumentSchema, FieldMasks, KeyType, OnMalformed,
+    SchemaError, TableOptions, TableSchema, ValueFormat,
 };
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyCapsule, PyDict, PyString, PyTuple};
+use zeroize::Zeroizing;
 
-use crate::arguments::{Arguments, names, one_of, one_or_more};
+use crate::arguments::{Arguments, names, one_of, one_or_more, wrong_type};
 use crate::classes::{Class, make};
 use crate::error::{Failure, Kind};
 
@@ -31,6 +32,7 @@ pub(crate) fn table(arguments: &Arguments<'_>) -> PyResult<TableSchema> {
     if let Some(documents) = arguments.optional("document_schema")? {
         read_documents(&Arguments::new(documents.cast_into()?), &mut options)?;
     }
+    options.masks = read_masks(arguments)?;
     Ok(TableSchema::new(&options).map_err(Failure::from)?)
 }
 
@@ -85,6 +87,31 @@ pub(crate) fn read_documents(
     options.document_prefix = arguments.text("prefix", &options.document_prefix)?;
     options.on_malformed = arguments.word("on_malformed", options.on_malformed, &on_malformed)?;
     Ok(())
+}
+
+/// The options `drop_fields`, `hash_fields` and `hash_key`.
+fn read_masks(arguments: &Arguments<'_>) -> PyResult<FieldMasks> {
+    let paths = |name| arguments.one_or_more(name, "a path or a list of paths");
+    let dropped = paths("drop_fields")?.unwrap_or_default();
+    let hashed = paths("hash_fields")?.unwrap_or_default();
+    let key = arguments.optional("hash_key")?.map(|key| match key.extract::<String>() {
+        Ok(text) => Ok(Zeroizing::new(text.into_bytes())),
+        Err(_) => match key.cast::<PyBytes>() {
+            Ok(bytes) => Ok(Zeroizing::new(bytes.as_bytes().to_vec())),
+            Err(_) => Err(wrong_type("hash_key", &key, "text or bytes")),
+        },
+    });
+    let key = key.transpose()?;
+    let masks = FieldMasks::new(&dropped, &hashed, key.as_ref().map(|key| key.as_slice()));
+    Ok(masks.map_err(SchemaError::from).map_err(Failure::from)?)
+}
+
+/// Which fields of documents are masked, as JSON that is the same for the same masks; `None` if no
+/// field is.
+#[pyfunction]
+pub(crate) fn masks(options: Bound<'_, PyDict>) -> PyResult<Option<String>> {
+    let masks = read_masks(&Arguments::new(options))?;
+    Ok((!masks.is_empty()).then(|| masks.to_json()))
 }
 
 /// The schema of a table as an Arrow PyCapsule.

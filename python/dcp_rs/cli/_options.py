@@ -140,7 +140,9 @@ def file_name(text: str) -> str:
 def specified(options: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the options that were given; the package has defaults for the others."""
     return {
-        name: value for name, value in options.items() if value is not None and value is not False
+        name: value
+        for name, value in options.items()
+        if value is not None and value is not False and value != ()
     }
 
 
@@ -207,12 +209,14 @@ def password_options(otherwise: str, option: Callable[..., Any] = click.option) 
 def call_options(error: ConfigError, commands: Iterable[click.Command]) -> ConfigError:
     """Makes an error call options as on the command line."""
     options = {
-        option.removeprefix("--").replace("-", "_"): option
+        name: option
         for command in commands
         for parameter in command.params
         for option in parameter.opts
         if option.startswith("--")
+        for name in (option.removeprefix("--").replace("-", "_"), str(parameter.name))
     }
+    options["hash_key"] = "--hash-key-env"
     error._rename(options)  # noqa: SLF001
     return error
 
@@ -225,15 +229,24 @@ def password(password_env: str | None, password_file: Path | None) -> str | None
     Raises:
         ConfigError: The variable or the file cannot be read.
     """
-    if password_env is not None and password_file is not None:
-        raise click.UsageError("--password-env and --password-file: give one of them")
-    if password_file is not None:
-        return secret_in(password_file, "--password-file")
-    if password_env is not None:
-        value = os.environ.get(password_env)
+    return _secret(
+        password_env, password_file, option_env="--password-env", option_file="--password-file"
+    )
+
+
+def _secret(
+    variable: str | None, file: Path | None, *, option_env: str, option_file: str
+) -> str | None:
+    """Returns the secret in a variable or a file, or `None`."""
+    if variable is not None and file is not None:
+        raise click.UsageError(f"{option_env} and {option_file}: give one of them")
+    if file is not None:
+        return secret_in(file, option_file)
+    if variable is not None:
+        value = os.environ.get(variable)
         if value is None:
             raise ConfigError(
-                "the variable is not set: set it, or check its name", option="--password-env"
+                "the variable is not set: set it, or check its name", option=option_env
             )
         return value
     return None
@@ -455,6 +468,31 @@ _READING = {
         " column _malformed_fields, column does so with the whole document and keeps its bytes in"
         " _malformed, fail ends the command (null).",
     ),
+    "drop_fields": click.option(
+        "--drop-field",
+        "drop_fields",
+        multiple=True,
+        metavar="PATH",
+        help="Field of documents to leave out everywhere, such as cards[].number; may be repeated.",
+    ),
+    "hash_fields": click.option(
+        "--hash-field",
+        "hash_fields",
+        multiple=True,
+        metavar="PATH",
+        help="Field of which to keep only a hash; may be repeated.",
+    ),
+    "hash_key_env": click.option(
+        "--hash-key-env",
+        metavar="NAME",
+        help="Environment variable with a secret for these hashes.",
+    ),
+    "hash_key_file": click.option(
+        "--hash-key-file",
+        type=Path,
+        metavar="FILE",
+        help="File with a secret for these hashes.",
+    ),
     "include": click.option(
         "--include",
         type=words,
@@ -544,6 +582,14 @@ def reading_options(*, but: Iterable[str] = (), only: Iterable[str] | None = Non
     def take(options: dict[str, Any]) -> None:
         reading = specified({name: options.pop(name) for name in options_of})
         _deprecated.take(reading, _deprecated.OF_STREAM, warn=_warn)
+        key = _secret(
+            reading.pop("hash_key_env", None),
+            reading.pop("hash_key_file", None),
+            option_env="--hash-key-env",
+            option_file="--hash-key-file",
+        )
+        if key is not None:
+            reading["hash_key"] = key
         how = {
             python: reading.pop(option)
             for option, python in (("document_prefix", "prefix"), ("on_malformed", "on_malformed"))

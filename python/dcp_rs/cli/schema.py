@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @command()
 @connection_options
-@reading_options(only=("collections",))
+@reading_options(only=("collections", "drop_fields", "hash_fields"))
 @click.option("--sample", type=int, metavar="N", help="Read N documents of each collection (1000).")
 @click.option(
     "--nested",

@@ -50,7 +50,17 @@ Exit status: 0 nothing differs, 3 something does or was not compared."""
     " table is replicated with.",
 )
 @reading_options(
-    only=("collections", "document_schema", "document_prefix", "on_malformed", "key_type")
+    only=(
+        "collections",
+        "document_schema",
+        "document_prefix",
+        "on_malformed",
+        "drop_fields",
+        "hash_fields",
+        "hash_key_env",
+        "hash_key_file",
+        "key_type",
+    )
 )
 @table_options
 @output_options

@@ -27,7 +27,7 @@ from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import BackfillOrder, Priority
+from dcp_rs.options import BackfillOrder, Masks, Priority
 from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
 from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.state import State
@@ -187,6 +187,9 @@ def replicate(
     type_conflicts: TypeConflicts | None = None,
     extra: Literal["drop", "column"] = "drop",
     nested: Nested | None = None,
+    drop_fields: str | Iterable[str] | None = None,
+    hash_fields: str | Iterable[str] | None = None,
+    hash_key: str | bytes | None = None,
     key_type: Literal["string", "binary"] = "string",
     deletes: Literal["remove", "mark"] = "remove",
     on_error: Literal["reject", "fail"] | None = None,
@@ -247,6 +250,11 @@ def replicate(
         nested: What an inferred schema makes of objects within documents: `json`, the default, a
             column of text, `struct` a column of structs, `columns` a column for each member, such
             as `geo__lat`. Arrays are JSON.
+        drop_fields: Fields that reach no table, as in `dcp_rs.Client.stream`: no column, no JSON,
+            no reject. They are the same for all tables, and if you change them, tables are loaded
+            anew; a log that was written with others is refused.
+        hash_fields: Fields of which only a hash does, as there.
+        hash_key: Secret of these hashes, as there. The state has a hash of it, to notice another.
         key_type: Type of the column `key`: `string`, or `binary` for keys that are not UTF-8.
         deletes: What becomes of the row of a document that is removed or expires: `remove`, or
             `mark`, which keeps the row without the document, with the time in `_deleted_at`. Only
@@ -340,6 +348,7 @@ def replicate(
             "type_conflicts": type_conflicts,
             "extra": extra,
             "nested": nested,
+            "masks": Masks.of(drop_fields, hash_fields, hash_key),
         },
         mode,
     )

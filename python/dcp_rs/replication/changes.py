@@ -27,6 +27,7 @@ from dcp_rs.schema import Schema
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from dcp_rs.options import Masks
     from dcp_rs.replication.decoding import Decoder
     from dcp_rs.replication.state import Decision, Mode
 
@@ -64,6 +65,7 @@ class Layout:
         notes: Names of the columns that note what does not fit.
         decision: What was decided about the columns of documents, if they are the table's own.
         decoder: Decodes documents that the stream has as text, if they have columns of their own.
+        masks: Which fields of documents are masked, as in a state.
     """
 
     options: dict[str, Any]
@@ -74,6 +76,7 @@ class Layout:
     notes: tuple[str, ...]
     decision: Decision | None = None
     decoder: Decoder | None = None
+    masks: str | None = None
 
     @classmethod
     def of(
@@ -82,6 +85,7 @@ class Layout:
         document_schema: str | pa.Schema | DocumentSchema | None,
         key_type: Literal["string", "binary"] = "string",
         deletes: Literal["remove", "mark"] = "remove",
+        masks: Masks | None = None,
     ) -> Layout:
         """Creates the layout for a mode.
 
@@ -132,7 +136,11 @@ class Layout:
                 each.with_nullable(False) if each.name in IDENTITY else each for each in fields
             ]
         return cls(
-            options={"columns": [*columns, *_READ_ONLY], **given},
+            options={
+                "columns": [*columns, *_READ_ONLY],
+                **given,
+                **({} if masks is None else masks.options),
+            },
             read=read,
             schema=pa.schema([each.remove_metadata() for each in fields]),
             documents=("value", *names, *marks)
@@ -140,6 +148,7 @@ class Layout:
             else (*(name for name in names if name != MALFORMED_FIELDS), *marks),
             keeps_text=keeps_text,
             notes=tuple(name for name in names if name in _NOTES),
+            masks=None if masks is None else masks.text,
         )
 
     def decided(
@@ -226,7 +235,10 @@ class Layout:
             is_removed = pc.not_equal(columns["op"], "mutation")
             columns[DELETED] = pc.if_else(is_removed, columns["timestamp"], None)
         if self.decision is not None and self.decision.kind == "binary":
-            columns["value"] = bytes_of(changes)
+            # One that was decided before fields were masked: bytes cannot be.
+            is_masked = self.masks is not None
+            none = pa.nulls(len(changes), pa.binary())
+            columns["value"] = none if is_masked else bytes_of(changes)
         elif "value" in self.schema.names:
             is_event = pc.equal(columns["op"], "system_event")
             is_json = pc.or_(is_event, pc.fill_null(pc.equal(columns["datatype"], "json"), False))

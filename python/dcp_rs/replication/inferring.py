@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
+from dcp_rs.options import Masks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +58,8 @@ def infer_schemas(
     sample: int = 1000,
     nested: Literal["json", "struct"] = "json",
     examples: bool = False,
+    drop_fields: str | Iterable[str] | None = None,
+    hash_fields: str | Iterable[str] | None = None,
 ) -> dict[str, InferredSchema]:
     """Infers the schema of each collection, as `dcp_rs.replicate` with `infer` does.
 
@@ -66,6 +69,8 @@ def infer_schemas(
         sample: Documents to read of each, spread over vBuckets.
         nested: What becomes of objects within documents: `json`, a column of text, or `struct`.
         examples: Whether to keep an example of each field, which is a part of a document.
+        drop_fields: Fields to leave out, as in `dcp_rs.Client.stream`.
+        hash_fields: Fields that are hashed, and so text.
 
     Returns:
         The schemas, by the name of the collection.
@@ -89,7 +94,8 @@ def infer_schemas(
         None if collections is None else _checks.names("collections", collections)
     )
     found: dict[str, InferredSchema] = {}
-    seen = read(client, ids, lambda _name: Inference(nested, examples=examples), sample)
+    masks = Masks.of(drop_fields, hash_fields, None)
+    seen = read(client, ids, lambda _name: Inference(nested, examples=examples), sample, masks)
     for name, inference in seen.items():
         text = inference.schema
         is_clear = text is None or Decoder(text, is_exact=False).names == _names(text)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from dcp_rs.client import Client
+    from dcp_rs.options import Masks
     from dcp_rs.replication.decoding import Inference
 
 # Bytes of documents to infer from, of all collections.
@@ -83,6 +84,7 @@ def sample(
     collections: Mapping[str, int],
     make: Callable[[str], Inference],
     limit: int,
+    masks: Masks,
 ) -> dict[str, Inference]:
     """Reads documents of collections.
 
@@ -93,6 +95,7 @@ def sample(
         collections: IDs of the collections by name.
         make: Makes what the documents of a collection are added to.
         limit: Documents to read of each.
+        masks: Which of their fields are masked.
 
     Returns:
         What the documents have, by the name of the collection.
@@ -103,7 +106,7 @@ def sample(
     left = dict(by_id)
     while left:
         before = len(left)
-        is_complete = _read(client, left, sampler, found)
+        is_complete = _read(client, left, sampler, found, masks)
         left = {number: name for number, name in left.items() if not sampler.is_full(number)}
         if is_complete or len(left) == before:
             break
@@ -118,6 +121,7 @@ def _read(
     collections: Mapping[int, str],
     sampler: Sampler,
     found: Mapping[str, Inference],
+    masks: Masks,
 ) -> bool:
     """Reads documents; returns whether it has read all, or enough."""
     wasted = 0
@@ -131,6 +135,7 @@ def _read(
         initial_deletions="skip_if_supported",
         on_rollback="resync",
         batch=BatchPolicy(linger=0.05),
+        **masks.options,
     ) as stream:
         for batch in stream:
             changes = pa.Table.from_batches([batch.to_pyarrow()])

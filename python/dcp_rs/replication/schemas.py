@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from dcp_rs.documents import MALFORMED_FIELDS, DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError, DataError
+from dcp_rs.options import Masks
 from dcp_rs.replication.changes import Layout
 from dcp_rs.replication.decoding import (
     EXTRA,
@@ -57,6 +58,7 @@ class Contract:
         type_conflicts: What to do with a value that its column does not hold.
         extra: Whether what no column holds has a column.
         nested: What becomes of objects within documents.
+        masks: Which fields of documents are masked.
     """
 
     document_schema: str | pa.Schema | DocumentSchema | None = None
@@ -66,6 +68,7 @@ class Contract:
     type_conflicts: TypeConflicts | None = None
     extra: Literal["drop", "column"] = "drop"
     nested: Nested | None = None
+    masks: Masks = field(default_factory=Masks)
 
     def __post_init__(self) -> None:
         """Checks that the options do not contradict each other.
@@ -180,14 +183,14 @@ class Contract:
         """
         if not self.infers and self.document_schema is not None:
             # Checks the names and types of columns that are given.
-            given = Layout.of(mode, self.document_schema, self.key_type, self.deletes)
+            given = Layout.of(mode, self.document_schema, self.key_type, self.deletes, self.masks)
             if not self.is_own:
                 return given
         return self.text_layout(mode)
 
     def text_layout(self, mode: Mode) -> Layout:
         """Returns the layout of a stream that has documents as text."""
-        return Layout.of(mode, None, self.key_type, self.deletes)
+        return Layout.of(mode, None, self.key_type, self.deletes, self.masks)
 
     def decided(self, mode: Mode, decision: Decision | None) -> Layout:
         """Returns the layout of a table for which a decision was made, or none yet."""
@@ -228,7 +231,9 @@ class Contract:
         if seen.objects:
             fields = seen.schema
             return None if fields is None else replace(decision, kind="fields", fields=fields)
-        if seen.binary and not seen.others and mode == "table":
+        # A document that is not JSON cannot be masked, and is malformed.
+        is_masked = self.masks != Masks()
+        if seen.binary and not seen.others and mode == "table" and not is_masked:
             return replace(decision, kind="binary")
         return decision if seen.others or seen.binary else None
 

@@ -13,8 +13,10 @@ Mode = Literal["table", "log"]
 Nested = Literal["json", "struct", "columns"]
 
 _FORMAT = "dcp_rs.replication"
-_VERSION = 2
-# What states without a decision have, which older releases read.
+_VERSION = 3
+# What states without masks have, and those without a decision, which older releases read. One that
+# does not know masks must not go on.
+_WITHOUT_MASKS = 2
 _WITHOUT_DECISION = 1
 
 
@@ -71,6 +73,7 @@ class State:
         collection_ids: IDs of the collections of that name, one after the other, of which there may
             be rows; ascending.
         decision: What was decided about the columns of documents, if they are the table's own.
+        masks: Which fields of documents are masked, as JSON; `None` if none are.
         checkpoint: Position to resume from.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
@@ -85,6 +88,7 @@ class State:
     collection: str | None = None
     collection_ids: tuple[int, ...] = ()
     decision: Decision | None = None
+    masks: str | None = None
     checkpoint: Checkpoint = field(repr=False)
     moved: str = ""
 
@@ -98,7 +102,7 @@ class State:
         head = json.dumps(
             {
                 "format": _FORMAT,
-                "version": _WITHOUT_DECISION if self.decision is None else _VERSION,
+                "version": self._version,
                 "mode": self.mode,
                 "commits": self.commits,
                 "generation": self.generation,
@@ -107,10 +111,17 @@ class State:
                 "documents": self.documents,
                 **self._of_collection(),
                 **({} if self.decision is None else {"decision": asdict(self.decision)}),
+                **({} if self.masks is None else {"masks": self.masks}),
             },
             separators=(",", ":"),
         )
         return f'{head[:-1]},"checkpoint":{_quoted(self.checkpoint)}}}'
+
+    @property
+    def _version(self) -> int:
+        if self.masks is not None:
+            return _VERSION
+        return _WITHOUT_DECISION if self.decision is None else _WITHOUT_MASKS
 
     def _of_collection(self) -> dict[str, object]:
         if self.collection is None:
@@ -143,6 +154,7 @@ class State:
                 collection=found.get("collection"),
                 collection_ids=tuple(map(int, found.get("collection_ids", ()))),
                 decision=Decision(**found["decision"]) if "decision" in found else None,
+                masks=found.get("masks"),
                 checkpoint=Checkpoint.from_json(found["checkpoint"]),
             )
         except (ValueError, TypeError, KeyError) as error:

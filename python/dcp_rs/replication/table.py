@@ -136,6 +136,12 @@ class Table:
                 " another, or drop it",
                 option="tables" if self.collection else "target",
             )
+        if found is not None and found.mode == "log" and found.masks != self._layout.masks:
+            raise ConfigError(
+                "the log was written with other fields masked, or with another hash_key, and keeps"
+                " what it has: give the same, or replicate to a new log",
+                option=("drop_fields", "hash_fields"),
+            )
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
@@ -184,16 +190,21 @@ class Table:
             return f"the table is not as it was left: {state.moved}"
         if state.checkpoint.bucket_uuid != bucket_uuid:
             return "the bucket is another one"
-        missing = set(self._layout.documents) - set(state.documents)
-        if missing and state.mode == "table":
-            return f"documents have new columns: {', '.join(sorted(missing))}"
-        why = None if self._schema is None else self._schema.why_anew(state.decision)
+        why = self._why_documents_differ(state) if state.mode == "table" else None
         if why is not None:
             return why
         is_same = collection_id is None or collection_id in state.collection_ids
         if not is_same and not self._saw_all():
             return "the collection was created again while its stream was limited to the one before"
         return None
+
+    def _why_documents_differ(self, state: State) -> str | None:
+        if state.masks != self._layout.masks:
+            return "other fields of documents are masked, or with another key"
+        missing = set(self._layout.documents) - set(state.documents)
+        if missing:
+            return f"documents have new columns: {', '.join(sorted(missing))}"
+        return None if self._schema is None else self._schema.why_anew(state.decision)
 
     def _saw_all(self) -> bool:
         """Whether the stream of the state would have had another collection of the name."""
@@ -233,6 +244,7 @@ class Table:
             collection=self.collection,
             collection_ids=() if collection_id is None else (collection_id,),
             decision=self._decision,
+            masks=self._layout.masks,
             checkpoint=checkpoint,
         )
         self.position = checkpoint

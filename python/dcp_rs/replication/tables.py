@@ -532,7 +532,9 @@ def _decide(
     if not ids:
         return
     seen = {id(schema): Inference(schema.contract.nested or "json") for schema in schemas.values()}
-    found = sample(client, ids, lambda name: seen[id(schemas[name])], samples)
+    # Those of all tables, which one stream brings.
+    masks = next(iter(schemas.values())).contract.masks
+    found = sample(client, ids, lambda name: seen[id(schemas[name])], samples, masks)
     for name, inference in found.items():
         schemas[name].decide(inference)
 

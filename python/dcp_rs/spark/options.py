@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -122,6 +123,15 @@ class ReadOptions:
     `documentSchema`: `null` makes only these values null, and notes them in the column
     `_malformed_fields`; `column` makes all columns of the document null and puts its bytes in the
     column `_malformed`; `fail` fails the read."""
+    drop_fields: tuple[str, ...] | None = None
+    """Fields that no column gets, such as `email, cards[].number`; they are taken out of documents
+    before these are decoded. A document that is not JSON becomes a null."""
+    hash_fields: tuple[str, ...] | None = None
+    """Fields of which only a hash is left: SHA-256 of the value's canonical JSON."""
+    hash_key: str | None = field(default=None, repr=False)
+    """Secret of these hashes, which are HMAC-SHA-256 then. Not shown in the repr."""
+    hash_key_file: str | None = None
+    """File with that secret, on the driver and on every executor; a final newline is ignored."""
     on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
     """`emit` a row with op `rollback` and continue, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
@@ -299,16 +309,22 @@ class ReadOptions:
                 "priority": self.priority,
                 "backfill_order": self.backfill_order,
                 "persisted_only": self.persisted_only,
+                "drop_fields": self.drop_fields,
+                "hash_fields": self.hash_fields,
+                "hash_key": self._resolve_hash_key(),
             }
         )
 
+    def _resolve_hash_key(self) -> str | None:
+        if self.hash_key_file is None:
+            return self.hash_key
+        if self.hash_key is not None:
+            raise ConfigError("give one of them", option=("hashKey", "hashKeyFile"))
+        return _secret_in(self.hash_key_file, "hashKeyFile")
+
     def _resolve_password(self) -> str | None:
         if self.password_file is not None:
-            try:
-                text = Path(self.password_file).read_text(encoding="utf-8")
-            except (OSError, UnicodeDecodeError) as error:
-                raise ConfigError(str(error), option="passwordFile") from error
-            return text.removesuffix("\n").removesuffix("\r")
+            return _secret_in(self.password_file, "passwordFile")
         if self.password_env is not None:
             found = os.environ.get(self.password_env)
             if found is None:
@@ -333,6 +349,15 @@ def _new_names(options: Mapping[str, object]) -> dict[str, object]:
             found[name] = _boolean(name, value) if name in flags else value
     _deprecated.take(found, *renamed)
     return found
+
+
+def _secret_in(file: str, option: str) -> str:
+    """Returns the text of a file with a secret, without its last line break."""
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(str(error), option=option) from error
+    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _camel(name: str) -> str:
@@ -455,6 +480,13 @@ def _names(name: str, value: object) -> tuple[str, ...]:
     return found
 
 
+def _paths(name: str, value: object) -> tuple[str, ...]:
+    """Parses paths of fields, in which quoted names may have commas."""
+    if isinstance(value, str):
+        value = re.findall(r'(?:"(?:[^"\\]|\\.)*"|[^,"])+', value)
+    return _names(name, value)
+
+
 def _include(name: str, value: object) -> tuple[str, ...]:
     words = tuple(word.lower() for word in _names(name, value))
     if not set(words) <= {"xattrs", "history"}:
@@ -532,8 +564,10 @@ _PARSERS: dict[str, _Parser] = {
     "compressed": _boolean,
     "connect_timeout": _seconds,
     "document_schema": _document_schema,
+    "drop_fields": _paths,
     "ending_offsets": _offsets("latest"),
     "flow_control_buffer_bytes": _size,
+    "hash_fields": _paths,
     "include": _include,
     "include_value": _boolean,
     "initial_deletions": _word,

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, StringArray};
+use arrow_array::{ArrayRef, BinaryArray, StringArray};
 use arrow_buffer::NullBuffer;
 use arrow_schema::ArrowError;
 use dcp_proto::SinkError;
@@ -12,7 +12,7 @@ use super::decoder::Decoder;
 use super::malformed::{Malformed, Problem};
 use super::malformed_fields::MalformedFields;
 use super::primitives::{Texts, Variants};
-use super::{DocumentSchema, MalformedTally, OnMalformed, ValueFormat};
+use super::{DocumentSchema, FieldMasks, MalformedTally, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::rows::{Places, RowKind};
 use crate::values::{BytesColumn, ValueColumn, nulls};
@@ -34,17 +34,21 @@ pub(crate) struct Formats {
     pub(crate) on_malformed: OnMalformed,
     /// Whether the table has the column of malformed fields.
     pub(crate) notes: bool,
+    /// What is taken out of documents, if the table has any of them.
+    pub(crate) masks: Option<FieldMasks>,
 }
 
 impl Formats {
     /// Whether documents are decoded at all.
     pub(crate) fn decodes(&self) -> bool {
-        self.schema.is_some() || !matches!(self.value, None | Some(ValueFormat::Binary))
+        self.schema.is_some()
+            || self.masks.is_some()
+            || !matches!(self.value, None | Some(ValueFormat::Binary))
     }
 
     /// Whether only documents that the server marks as JSON are decoded.
     pub(crate) fn wants_json(&self) -> bool {
-        self.schema.is_some() || self.value == Some(ValueFormat::Variant)
+        self.schema.is_some() || self.masks.is_some() || self.value == Some(ValueFormat::Variant)
     }
 }
 
@@ -73,14 +77,17 @@ pub(crate) struct Rows<'a> {
 enum Value {
     /// The original bytes.
     Bytes,
+    /// Bytes without what is masked, and which rows are valid.
+    Masked(Vec<bool>),
     /// Text, and which rows are valid.
     Texts(Vec<bool>),
     Variants(Variants),
 }
 
 impl Value {
-    fn new(format: Option<ValueFormat>, rows: usize) -> Self {
+    fn new(format: Option<ValueFormat>, is_masked: bool, rows: usize) -> Self {
         match format {
+            Some(ValueFormat::Binary) if is_masked => Self::Masked(Vec::with_capacity(rows)),
             None | Some(ValueFormat::Binary) => Self::Bytes,
             Some(ValueFormat::String) => Self::Texts(Vec::with_capacity(rows)),
             Some(ValueFormat::Variant) => Self::Variants(Variants::new(rows)),
@@ -91,6 +98,10 @@ impl Value {
     fn push(&mut self, document: Option<&[u8]>, is_json: bool) -> Result<(), Malformed> {
         match self {
             Self::Bytes => Ok(()),
+            Self::Masked(valid) => {
+                valid.push(document.is_some());
+                Ok(())
+            }
             Self::Texts(valid) => {
                 let checked = document.map(std::str::from_utf8).transpose();
                 valid.push(matches!(checked, Ok(Some(_))));
@@ -118,7 +129,7 @@ impl Value {
 
     fn len_bytes(&self) -> usize {
         match self {
-            Self::Bytes | Self::Texts(_) => 0,
+            Self::Bytes | Self::Masked(_) | Self::Texts(_) => 0,
             Self::Variants(variants) => variants.len_bytes(),
         }
     }
@@ -130,10 +141,19 @@ impl Value {
     ) -> Result<Option<ArrayRef>, ArrowError> {
         Ok(match self {
             Self::Bytes => None,
+            Self::Masked(valid) => {
+                let (offsets, bytes) = take_plain(column).finish(pool);
+                Some(Arc::new(BinaryArray::try_new(offsets, bytes, nulls(&valid))?))
+            }
             Self::Texts(valid) => Some(Arc::new(texts(column, &valid, pool)?)),
             Self::Variants(variants) => Some(Arc::new(variants.finish()?)),
         })
     }
+}
+
+/// Takes the bytes out of a column.
+fn take_plain(column: &mut ValueColumn) -> BytesColumn {
+    std::mem::replace(&mut column.plain, BytesColumn::with_room_checked(0, Vec::new()))
 }
 
 /// The documents as text; rows that are not text are null.
@@ -142,8 +162,7 @@ fn texts(
     valid: &[bool],
     pool: &BufferPool,
 ) -> Result<StringArray, ArrowError> {
-    let empty = BytesColumn::with_room_checked(0, Vec::new());
-    let mut plain = std::mem::replace(&mut column.plain, empty);
+    let mut plain = take_plain(column);
     // Arrow requires valid text in null rows, too; most of them are empty.
     if valid.iter().enumerate().any(|(row, valid)| !valid && !plain.value(row).is_empty()) {
         let mut checked = BytesColumn::with_room_checked(valid.len(), pool.take(plain.len_bytes()));
@@ -253,6 +272,44 @@ impl<'a> Malformations<'a> {
     }
 }
 
+/// Takes what is masked out of the documents of a batch. Those of which it cannot be taken out are
+/// empty from then on; returns why, by row.
+fn mask(
+    masks: &FieldMasks,
+    column: &mut ValueColumn,
+    rows: &Rows<'_>,
+    pool: &BufferPool,
+) -> Result<Vec<(usize, Malformed)>, SinkError> {
+    let plain = take_plain(column);
+    let count = rows.kinds.len();
+    let mut masked = BytesColumn::with_room_checked(count, pool.take(plain.len_bytes()));
+    let (mut unmasked, mut scratch) = (Vec::new(), Vec::new());
+    for (row, kind) in rows.kinds.iter().enumerate() {
+        let document = plain.value(row);
+        let mut kept = document;
+        if *kind == RowKind::Mutation {
+            let is_json = rows.json.get(row).copied().unwrap_or_default();
+            let done = match is_json {
+                true => masks.mask(document, &mut scratch),
+                false => Err(Malformed::new(Problem::NotJson, 0)),
+            };
+            kept = if done.is_ok() { &scratch } else { &[] };
+            unmasked.extend(done.err().map(|malformed| (row, malformed)));
+        }
+        if masked.len_bytes() + kept.len() > MAX_BATCH_BYTES
+            || masked.check_room(kept.len()).is_err()
+        {
+            let what = "the documents of the batch take more than 1 GiB with hashes: set \
+                        batch_bytes lower";
+            return Err(rows.places.error(row, what.to_owned()));
+        }
+        masked.push(kept);
+    }
+    drop(plain.finish(pool));
+    column.plain = masked;
+    Ok(unmasked)
+}
+
 /// Decodes the documents of a batch; `tally` counts those that do not fit.
 ///
 /// # Errors
@@ -266,8 +323,13 @@ pub(crate) fn decode(
     tally: &mut MalformedTally,
 ) -> Result<Decoded, SinkError> {
     let count = rows.kinds.len();
+    let unmasked = match &formats.masks {
+        Some(masks) => mask(masks, column, rows, pool)?,
+        None => Vec::new(),
+    };
+    let mut unmasked = unmasked.into_iter().peekable();
     let mut decoder = formats.schema.as_ref().map(|schema| Decoder::new(schema, count));
-    let mut value = Value::new(formats.value, count);
+    let mut value = Value::new(formats.value, formats.masks.is_some(), count);
     let mut malformed = Malformations::new(formats, count, tally);
     for (row, kind) in rows.kinds.iter().enumerate() {
         let bytes = column.plain.value(row);
@@ -275,11 +337,18 @@ pub(crate) fn decode(
             *kind == RowKind::SystemEvent || rows.json.get(row).copied().unwrap_or_default();
         let has_value = matches!(kind, RowKind::Mutation | RowKind::SystemEvent);
         let document = (*kind == RowKind::Mutation).then_some(bytes);
-        let in_columns = match &mut decoder {
-            Some(decoder) => push(decoder, document, is_json, malformed.partial()),
-            None => Ok(()),
+        let (in_columns, as_value) = if let Some((_, why)) = unmasked.next_if(|at| at.0 == row) {
+            if let Some(decoder) = &mut decoder {
+                decoder.push_null();
+            }
+            (Err(why.clone()), value.push(None, is_json).and(Err(why)))
+        } else {
+            let in_columns = match &mut decoder {
+                Some(decoder) => push(decoder, document, is_json, malformed.partial()),
+                None => Ok(()),
+            };
+            (in_columns, value.push(has_value.then_some(bytes), is_json))
         };
-        let as_value = value.push(has_value.then_some(bytes), is_json);
         malformed
             .end_row(bytes, in_columns, as_value, || rows.places.of(row))
             .map_err(|problem| rows.places.malformed(row, problem.describe(&formats.names)))?;

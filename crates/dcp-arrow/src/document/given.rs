@@ -13,7 +13,7 @@ use super::malformed_fields::{MalformedFields, Step};
 use super::observed::{Nested, Observations};
 use super::primitives::Texts;
 use super::reader::{MAX_DOCUMENT_BYTES, Reader};
-use super::skip::{skip, whole_pairs};
+use super::skip::{raw_key, skip, unescaped, whole_pairs};
 use super::widen::Names;
 use super::{DocumentSchema, Field, Kind, MALFORMED_FIELDS};
 
@@ -292,7 +292,7 @@ impl<'j> Rest<'j> {
         let mut counts = vec![0_usize; fields.len()];
         let mut next = self.key(true)?;
         while let Some(raw) = next {
-            let name = decoded(raw);
+            let name = unescaped(raw);
             let index = name.and_then(|name| fields.iter().position(|each| each.name == *name));
             if let Some(count) = index.and_then(|index| counts.get_mut(index)) {
                 *count += 1;
@@ -338,13 +338,7 @@ impl<'j> Rest<'j> {
 
     /// The text of the next key, as it is between its quotes.
     fn key(&mut self, is_first: bool) -> Result<Option<&'j [u8]>> {
-        let key =
-            if is_first { self.json.next_object_bytes()? } else { self.json.next_key_bytes()? };
-        let Some(len) = key.map(<[u8]>::len) else { return Ok(None) };
-        // After the key come its quote, perhaps spaces, and a colon.
-        let before = self.document.get(..self.json.current_index()).unwrap_or_default();
-        let end = before.iter().rposition(|byte| *byte == b'"').unwrap_or_default();
-        Ok(Some(before.get(end.saturating_sub(len)..end).unwrap_or_default()))
+        Ok(raw_key(&mut self.json, self.document, is_first)?.map(|(_, raw)| raw))
     }
 
     fn since(&self, start: usize) -> &'j [u8] {
@@ -356,11 +350,4 @@ impl<'j> Rest<'j> {
         let mut reader = Reader::new(text, MAX_DOCUMENT_BYTES, Vec::new()).exact_if(self.is_exact);
         reader.read(&mut column, peek).is_ok() && !reader.has_unmapped()
     }
-}
-
-/// The name that is between quotes.
-fn decoded(raw: &[u8]) -> Option<String> {
-    let quoted = [b"\"", raw, b"\""].concat();
-    let mut json = Jiter::new(&quoted);
-    json.next_str().ok().map(str::to_owned)
 }

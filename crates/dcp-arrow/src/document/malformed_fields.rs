@@ -130,7 +130,8 @@ fn field_text(steps: &[Step<'_>]) -> String {
     text
 }
 
-fn push_name(text: &mut String, name: &str) {
+/// Adds a name to a path.
+pub(super) fn push_name(text: &mut String, name: &str) {
     let is_plain = |(index, byte): (usize, u8)| {
         byte == b'_' || byte.is_ascii_alphabetic() || (index > 0 && byte.is_ascii_digit())
     };

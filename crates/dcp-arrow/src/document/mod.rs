@@ -24,6 +24,7 @@ mod decoder;
 mod given;
 mod malformed;
 mod malformed_fields;
+mod masks;
 mod numbers;
 mod observed;
 mod partial;
@@ -47,6 +48,7 @@ pub use given::{
     DocumentDecoder, EXTRA, FLAGS, GivenDocuments, GivenKind, HAS_MALFORMED, HAS_UNMAPPED,
     IS_MALFORMED,
 };
+pub use masks::{FieldMasks, MaskError};
 pub use observed::{Nested, Observations, ObservedField};
 pub use skip::json_depth;
 pub use tally::{MalformedKind, MalformedTally};

@@ -59,6 +59,33 @@ pub(super) fn skip(json: &mut Jiter<'_>, mut peek: Peek) -> Result<usize> {
     }
 }
 
+/// Reads the next key of an object: where its quotes begin, and its text as it is between them.
+///
+/// `document` is what `json` reads, before [`whole_pairs`].
+pub(super) fn raw_key<'j>(
+    json: &mut Jiter<'_>,
+    document: &'j [u8],
+    is_first: bool,
+) -> Result<Option<(usize, &'j [u8])>> {
+    let key = if is_first { json.next_object_bytes()? } else { json.next_key_bytes()? };
+    let Some(len) = key.map(<[u8]>::len) else { return Ok(None) };
+    // After the key come its quote, perhaps spaces, and a colon.
+    let before = document.get(..json.current_index()).unwrap_or_default();
+    let end = before.iter().rposition(|byte| *byte == b'"').unwrap_or_default();
+    let start = end.saturating_sub(len);
+    Ok(Some((start.saturating_sub(1), before.get(start..end).unwrap_or_default())))
+}
+
+/// The text that is between quotes; `None` if it has half a surrogate pair.
+pub(super) fn unescaped(raw: &[u8]) -> Option<Cow<'_, str>> {
+    if !raw.contains(&b'\\') {
+        return std::str::from_utf8(raw).ok().map(Cow::Borrowed);
+    }
+    let quoted = [b"\"", raw, b"\""].concat();
+    let mut json = Jiter::new(&quoted);
+    json.next_str().ok().map(|text| Cow::Owned(text.to_owned()))
+}
+
 /// Written instead of half a surrogate pair: a code point that is never a character.
 pub(super) const HALF: char = '\u{fdd0}';
 const HALF_HEX: &[u8; 4] = b"fdd0";

@@ -10,8 +10,8 @@ use crate::document::{Formats, variant_type};
 use crate::nearest;
 use crate::schema;
 use crate::{
-    COLUMNS, Column, ColumnSet, DocumentSchema, KeyType, MALFORMED, MALFORMED_FIELDS, OnMalformed,
-    SchemaError, ValueFormat,
+    COLUMNS, Column, ColumnSet, DocumentSchema, FieldMasks, KeyType, MALFORMED, MALFORMED_FIELDS,
+    OnMalformed, SchemaError, ValueFormat,
 };
 
 /// Selects the columns of a table.
@@ -50,6 +50,8 @@ pub struct TableOptions {
     pub document_prefix: String,
     /// How to handle a document that does not match `document_schema` or `value_format`.
     pub on_malformed: OnMalformed,
+    /// Fields that are taken out of documents before anything is made of them.
+    pub masks: FieldMasks,
 }
 
 impl Default for TableOptions {
@@ -64,6 +66,7 @@ impl Default for TableOptions {
             document_schema: None,
             document_prefix: String::new(),
             on_malformed: OnMalformed::Null,
+            masks: FieldMasks::default(),
         }
     }
 }
@@ -109,12 +112,19 @@ impl TableSchema {
             .filter_map(|slot| if let Slot::Change(column) = slot { Some(*column) } else { None })
             .collect();
         let decodes = columns.len() < slots.len();
+        let has_documents = decodes || columns.contains(&Column::Value);
+        let is_masked = has_documents && !options.masks.is_empty();
+        if !options.masks.is_empty() && columns.contains(&Column::Xattrs) {
+            let (options, problem) = (&["drop_fields", "hash_fields", "include"], XATTRS);
+            return Err(SchemaError::Contradiction { options, problem });
+        }
         let formats = Formats {
             value: columns.contains(&Column::Value).then_some(options.value_format),
             schema: options.document_schema.clone().filter(|_| decodes),
             names: documents.into(),
             on_malformed: options.on_malformed,
             notes: slots.contains(&Slot::MalformedFields),
+            masks: is_masked.then(|| options.masks.clone()),
         };
         Ok(Self {
             arrow: Arc::new(Schema::new(fields(&slots, &formats, options))),
@@ -193,13 +203,21 @@ impl fmt::Debug for TableSchema {
     }
 }
 
+/// Why extended attributes do not go with masks: transactions keep whole documents in them.
+const XATTRS: &str = "fields are masked in documents only, and extended attributes may have copies: \
+                      leave xattrs out";
+
 /// Refuses contradictory options.
 fn check(options: &TableOptions) -> Result<(), SchemaError> {
     let decodes = options.document_schema.is_some();
     let formats = options.value_format != ValueFormat::Binary;
     let (options, problem): (&[_], _) = if !options.document_prefix.is_empty() && !decodes {
         (&["document_schema"], "a prefix needs a schema: give one, or leave the prefix out")
-    } else if options.on_malformed != OnMalformed::Null && !decodes && !formats {
+    } else if options.on_malformed != OnMalformed::Null
+        && !decodes
+        && !formats
+        && options.masks.is_empty()
+    {
         let problem = "documents are not decoded: give their schema, or another format of values";
         (&["on_malformed"], problem)
     } else {

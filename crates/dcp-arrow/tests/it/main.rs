@@ -5,6 +5,7 @@ mod documents;
 mod documents_model;
 mod inferred;
 mod malformed_fields;
+mod masks;
 mod model;
 mod runs;
 mod splits;
