@@ -169,6 +169,11 @@ def stages(first_world: int) -> list[Stage]:
             findings=r"\S+ [\d.]+: (works|failed)",
         ),
         Stage(
+            "engines",
+            "Ray on a local cluster, with a worker that is killed; Dask, Daft, DataFusion",
+            [sys.executable, "tests/engines/run.py", *wheels],
+        ),
+        Stage(
             "spark",
             "the oldest and the newest Spark that are supported, and Delta's own",
             [sys.executable, "tests/spark/versions.py", *wheels],

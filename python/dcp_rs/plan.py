@@ -97,6 +97,11 @@ class Partition:
         """Upper bound of the number of changes in the partition."""
         return sum(each.size for each in self.ranges)
 
+    @property
+    def needs_client(self) -> bool:
+        """Whether `open` needs a client, because the partition has no options to connect with."""
+        return self._connection is None
+
     @_keywords.checked
     def open(
         self,

@@ -13,13 +13,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from dcp_rs import _checks, _keywords
+from dcp_rs import _keywords
+from dcp_rs._adapters import Delivery, Filters, plan_of
 from dcp_rs._libraries import require
-from dcp_rs.client import Client
-from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import Masks, engine_options
-from dcp_rs.plan import ReadPlan
-from dcp_rs.schema import Schema
+from dcp_rs.options import Masks
 from dcp_rs.schema import columns as _all_columns
 
 if TYPE_CHECKING:
@@ -29,8 +26,10 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from polars import DataFrame, Expr, LazyFrame
 
+    from dcp_rs.client import Client
     from dcp_rs.documents import DocumentSchema
     from dcp_rs.options import BatchPolicy, Include, Op
+    from dcp_rs.plan import ReadPlan
 
 # The narrowest column: what is read where rows are only counted.
 _NARROW = "vbucket"
@@ -90,51 +89,28 @@ def scan(
             stream raise.
     """
     pl = require("dcp_rs.polars.scan", "polars", "polars")
-    _checks.instance("client", client, Client, "a Client")
-    _checks.word("value_format", value_format, ("binary", "string"))
-    filters = {"collections": collections, "keys": keys, "ops": ops, "since": since}
     shape: dict[str, Any] = {
         "key_type": key_type,
         "value_format": value_format,
-        "include": include if isinstance(include, str) else tuple(include),
+        "include": include,
     }
-    schema = Schema(columns=columns, document_schema=document_schema, **shape)
-    engine_options({"batch": batch, "document_schema": None})
-    delivery = {**shape, **Masks.of(drop_fields, hash_fields, hash_key).options, "batch": batch}
-    if plan is None:
-        plan = client.plan(
-            collections=collections,
-            keys=keys,
-            ops=ops,
-            since=since,
-            include=shape["include"],
-            is_last=True,
-        )
-    else:
-        _checks.instance("plan", plan, ReadPlan, "a ReadPlan")
-        for option, value in filters.items():
-            if value is not None:
-                raise ConfigError("is the plan's: pass it to Client.plan", option=option)
-    source = _Source(client, plan, schema.names, document_schema, delivery)
+    masks = Masks.of(drop_fields, hash_fields, hash_key)
+    delivery = Delivery.of(columns, document_schema, shape, masks, batch)
+    filters = Filters(collections, keys, ops, since)
+    plan = plan_of(client, plan, filters, shape["include"])
+    source = _Source(client, plan, delivery)
     # Polars marks this as unstable.
     register = pl.io.plugins.register_io_source
-    found: LazyFrame = register(source, schema=pl.Schema(schema))
+    found: LazyFrame = register(source, schema=pl.Schema(delivery.schema))
     return found
 
 
 class _Source:
     """What Polars calls for the frames of a query."""
 
-    def __init__(
-        self,
-        client: Client,
-        plan: ReadPlan,
-        names: list[str],
-        document_schema: str | pa.Schema | DocumentSchema | None,
-        delivery: dict[str, Any],
-    ) -> None:
-        self._client, self._plan, self._names = client, plan, names
-        self._document_schema, self._delivery = document_schema, delivery
+    def __init__(self, client: Client, plan: ReadPlan, delivery: Delivery) -> None:
+        self._client, self._plan, self._delivery = client, plan, delivery
+        self._names = delivery.schema.names
 
     def __call__(
         self,
@@ -164,6 +140,6 @@ class _Source:
     def _reading(self, wanted: list[str]) -> dict[str, Any]:
         known = {column.name for column in _all_columns()}
         needs_documents = not known.issuperset(wanted)
-        schema = self._document_schema if needs_documents else None
+        schema = self._delivery.document_schema if needs_documents else None
         columns = [name for name in self._names if name in wanted] or [_NARROW]
-        return {**self._delivery, "columns": columns, "document_schema": schema}
+        return {**self._delivery.options, "columns": columns, "document_schema": schema}

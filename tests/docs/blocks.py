@@ -29,6 +29,13 @@ class Block:
     def is_spark(self):
         return re.search(r"\bspark\b", self.code) is not None
 
+    @property
+    def is_of_engines(self):
+        """Whether it needs an engine that has an environment of its own, `tests/engines`."""
+        return (
+            re.search(r"^import (ray|dask|daft)\b|datafusion", self.code, re.MULTILINE) is not None
+        )
+
     def run(self, names):
         """Runs it in the page's namespace and holds what it prints against what is shown."""
         # The line numbers of a traceback are those of the page.
