@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.duckdb import STATES, connect
+from dcp_rs.replication.duckdb import connect
+from dcp_rs.replication.duckdb_catalog import STATES
 from dcp_rs.replication.rejects import SUFFIX
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import DELETED, quote

@@ -10,10 +10,11 @@ import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
+from dcp_rs.replication.duckdb_catalog import STATES, Catalog, Place
 from dcp_rs.replication.rejects import (
     SCHEMA,
     SUFFIX,
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-STATES = "dcp_rs_replication"
-"""The table of states."""
 # Seconds for which a transaction that conflicts with another thread's is repeated.
 _WAIT_SECONDS = 30.0
 # Levels of JSON that DuckDB 2.0 makes a VARIANT of; it crashes at some 20,000.
@@ -58,56 +57,6 @@ _SAME = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
 _WANTED: dict[tuple[str, bytes], dict[str, str]] = {}
 _MAX_WANTED = 64
 _VARIANT = {"ARROW:extension:name": "arrow.parquet.variant", "ARROW:extension:metadata": ""}
-
-
-class _Place(NamedTuple):
-    """Where DuckDB keeps a table, in lower case."""
-
-    schema: str
-    table: str
-
-
-class _Catalog(NamedTuple):
-    """Where names lead in a database.
-
-    Attributes:
-        schema: The current schema, like the others in lower case.
-        database: The database.
-        schemas: All schemas.
-    """
-
-    schema: str
-    database: str
-    schemas: set[str]
-
-    def place(self, name: str) -> _Place:
-        """Returns where DuckDB keeps a table, whose name may leave out the schema.
-
-        Raises:
-            ConfigError: The schema does not exist.
-        """
-        *qualifiers, table = name.lower().split(".")
-        if len(qualifiers) > 1 and qualifiers[0] == self.database:
-            del qualifiers[0]
-        if len(qualifiers) == 1 and qualifiers[0] not in self.schemas:
-            qualifiers = [] if qualifiers[0] == self.database else qualifiers
-        chosen = ".".join(qualifiers) if qualifiers else self.schema
-        if chosen not in self.schemas:
-            raise ConfigError(
-                f"the database has no schema {chosen}: create it with CREATE SCHEMA",
-                option="target",
-            )
-        return _Place(chosen, table)
-
-    def is_at(self, name: str, place: _Place) -> bool:
-        """Whether a name leads to a table."""
-        # Nearly all names of many tables end here.
-        if name.lower().rpartition(".")[2] != place.table:
-            return False
-        try:
-            return self.place(name) == place
-        except ConfigError:
-            return False
 
 
 class DuckDBTarget:
@@ -124,6 +73,7 @@ class DuckDBTarget:
         table: Name of the table, as `table` or `schema.table`; created if it does not exist.
         value_format: Type of the column `value`: `json`, or `variant`.
         connection: An open connection to the database, which several tables share.
+        catalog: Gives what is in the database, if several tables share that.
 
     Raises:
         ConfigError: `value_format` is neither.
@@ -141,6 +91,7 @@ class DuckDBTarget:
         value_format: str = "json",
         *,
         connection: Any = None,
+        catalog: Callable[[], Catalog] | None = None,
     ) -> None:
         if value_format not in {"json", "variant"}:
             raise ConfigError(
@@ -153,7 +104,8 @@ class DuckDBTarget:
         self._shared = self._connection = connection
         # What the state is stored under.
         self._name = table
-        self._place = _Place("", "")
+        self._place = Place("", "")
+        self._catalog = catalog or self._read_catalog
         self._rejects = ""
         self._has_rejects = False
 
@@ -168,8 +120,8 @@ class DuckDBTarget:
         """
         address.allow("table", "value_format")
         path = address.local_path("the database", "duckdb:///path?table=name")
-        options = {"table": "documents"} | address.options
-        return cls(path, **options)
+        options = {"table": "documents", "value_format": "json"} | address.options
+        return cls(path, options["table"], options["value_format"])
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:
         """See `dcp_rs.replication.Target.open`."""
@@ -194,8 +146,7 @@ class DuckDBTarget:
             return None
         self._connection = self._connect()
         try:
-            self._place = self._catalog().place(self._table)
-            return self._load()
+            return self._load(self._catalog())
         finally:
             self.close()
 
@@ -205,11 +156,11 @@ class DuckDBTarget:
 
     def _open(self, schema: pa.Schema, mode: Mode, want: dict[str, str]) -> State | None:
         with self._transaction():
-            self._place = self._catalog().place(self._table)
-            state = self._load()
+            catalog = self._catalog()
+            state = self._load(catalog)
             check_use(state, schema, mode)
-            self._prepare(want, mode, is_known=state is not None)
-            self._find_rejects()
+            self._prepare(want, mode, catalog, is_known=state is not None)
+            self._find_rejects(catalog)
             self._run(
                 f"CREATE TABLE IF NOT EXISTS {STATES} (table_name VARCHAR PRIMARY KEY,"
                 " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
@@ -242,27 +193,20 @@ class DuckDBTarget:
             self._connection.close()
             self._connection = before
 
-    def _catalog(self) -> _Catalog:
-        ((schema, database),) = self._run("SELECT current_schema(), current_database()")
-        schemas = self._run(
-            "SELECT schema_name FROM duckdb_schemas() WHERE database_name = ?", [database]
-        )
-        return _Catalog(schema.lower(), database.lower(), {name.lower() for (name,) in schemas})
+    def _read_catalog(self) -> Catalog:
+        return Catalog.of(self._connection)
 
-    def _load(self) -> State | None:
+    def _load(self, catalog: Catalog) -> State | None:
         """Returns the state of the table, under whichever of its names it was stored."""
-        if not self._exists("main", STATES):
-            return None
-        names = [name for (name,) in self._run(f"SELECT table_name FROM {STATES}")]  # noqa: S608
-        catalog = self._catalog()
-        mine = [name for name in names if catalog.is_at(name, self._place)]
+        self._place = catalog.place(self._table)
+        mine = [name for name in catalog.states if catalog.is_at(name, self._place)]
         if len(mine) > 1:
             raise ConfigError(
                 f"{STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
                 " those that are not its own",
                 option="target",
             )
-        for name in names:
+        for name in catalog.states:
             if catalog.is_at(name + SUFFIX, self._place):
                 raise ConfigError(
                     f"{self._table} is the table of rejects of {name}", option="target"
@@ -276,16 +220,6 @@ class DuckDBTarget:
             [self._name],
         )
         return State.from_json(text)
-
-    def _exists(self, schema: str, table: str) -> bool:
-        # Names are those of lower case to DuckDB.
-        return bool(
-            self._run(
-                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database()"
-                " AND lower(schema_name) = ? AND lower(table_name) = ?",
-                [schema, table],
-            )
-        )
 
     def _checked(self, state: State) -> State:
         """Returns the state, with a reason if the table has not as many rows as it left."""
@@ -302,16 +236,14 @@ class DuckDBTarget:
         found: int = self._run(f"SELECT count(*) FROM {quote(self._table)}")[0][0]  # noqa: S608
         return found
 
-    def _prepare(self, want: dict[str, str], mode: Mode, *, is_known: bool) -> None:
+    def _prepare(
+        self, want: dict[str, str], mode: Mode, catalog: Catalog, *, is_known: bool
+    ) -> None:
         """Creates the table, or adds missing columns."""
         table = quote(self._table)
         key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
         columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
-        if self._run(
-            "SELECT 1 FROM duckdb_views() WHERE NOT internal AND lower(schema_name) = ?"
-            " AND lower(view_name) = ?",
-            [*self._place],
-        ):
+        if self._place in catalog.views:
             raise ConfigError(f"{self._table} is a view: choose another name", option="target")
         self._run(f"CREATE TABLE IF NOT EXISTS {table} ({columns}{key})")
         described = self._run(f"DESCRIBE {table}")
@@ -331,7 +263,8 @@ class DuckDBTarget:
                     "default, so no row could be added: give it a default",
                     option="target",
                 )
-        for name, kind in missing_columns(self._have(want), want, self._table).items():
+        have = self._named_as(want, described)
+        for name, kind in missing_columns(have, want, self._table).items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
         names = ", ".join(map(quote_column, want))
         nulls = ", ".join("NULL" for _ in want)
@@ -343,9 +276,8 @@ class DuckDBTarget:
                 f"table {self._table} cannot be written to: {reason}", option="target"
             ) from error
 
-    def _have(self, want: dict[str, str]) -> dict[str, str]:
+    def _named_as(self, want: dict[str, str], described: list[Any]) -> dict[str, str]:
         """Returns the types of the table's columns, with the names of those wanted."""
-        described = self._run(f"DESCRIBE {quote(self._table)}")
         # Of capitals and small letters, DuckDB keeps those that the column was made with.
         stored = {name.lower(): name for name in want}
         return {stored.get(row[0].lower(), row[0]): row[1] for row in described}
@@ -353,14 +285,14 @@ class DuckDBTarget:
     def _grow(self, schema: pa.Schema) -> None:
         """Adds columns that the table lacks, and changes those of another type."""
         table, want = quote(self._table), self._wanted(schema)
-        have = self._have(want)
+        have = self._named_as(want, self._run(f"DESCRIBE {table}"))
         for name, kind in want.items():
             if name not in have:
                 self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
             elif have[name] != kind:
                 self._run(f"ALTER TABLE {table} ALTER COLUMN {quote_column(name)} TYPE {kind}")
 
-    def _find_rejects(self) -> None:
+    def _find_rejects(self, catalog: Catalog) -> None:
         """Looks whether there is a table of rejects.
 
         Raises:
@@ -369,7 +301,7 @@ class DuckDBTarget:
         place = self._place._replace(table=self._place.table + SUFFIX)
         self._rejects = ".".join(quote_column(part) for part in place)
         self._has_rejects = False
-        if not self._exists(*place):
+        if place not in catalog.tables:
             return
         have = {row[0]: row[1] for row in self._run(f"DESCRIBE {self._rejects}")}
         with self._registered(_rejects=SCHEMA.empty_table()):
@@ -516,13 +448,9 @@ class DuckDBTarget:
             yield commit
 
     def _write(self, commit: Commit) -> None:
-        self._save(commit.state)
         self._write_rows(commit)
         self._write_rejects(commit)
-        self._run(
-            f"UPDATE {STATES} SET rows = ? WHERE table_name = ?",  # noqa: S608 - a constant
-            [self._count(), self._name],
-        )
+        self._save(commit.state)
 
     def _write_rows(self, commit: Commit) -> None:
         if commit.schema is not None:
@@ -576,16 +504,17 @@ class DuckDBTarget:
 
     def _save(self, state: State) -> None:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
+        rows = f"(SELECT count(*) FROM {quote(self._table)})"  # noqa: S608 - quoted
         if state.commits == 1:
             statement = (
-                f"INSERT INTO {STATES} (table_name, commits, generation, complete_generation,"  # noqa: S608
-                " state) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
+                f"INSERT INTO {STATES} (table_name, commits, generation, complete_generation,"
+                f" state, rows) SELECT ?, ?, ?, ?, ?, {rows} ON CONFLICT DO NOTHING RETURNING 1"
             )
             values = [self._name, *values]
         else:
             statement = (
                 f"UPDATE {STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
-                " state = ? WHERE table_name = ? AND commits = ? RETURNING 1"
+                f" state = ?, rows = {rows} WHERE table_name = ? AND commits = ? RETURNING 1"
             )
             values += [self._name, state.commits - 1]
         if not self._run(statement, values):

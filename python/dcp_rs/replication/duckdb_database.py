@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs._libraries import require
-from dcp_rs.replication.duckdb import STATES, DuckDBTarget, connect
+from dcp_rs.replication.duckdb import DuckDBTarget, connect
+from dcp_rs.replication.duckdb_catalog import STATES, Catalog
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
@@ -38,6 +39,8 @@ class DuckDBDatabase:
         self._value_format = value_format
         self._connection: Any = None
         self._was_there = True
+        # What it has, read once for all tables that are opened before the next commit.
+        self._catalog: Catalog | None = None
 
     @classmethod
     def at(cls, address: Address) -> DuckDBDatabase:
@@ -53,24 +56,29 @@ class DuckDBDatabase:
         """See `dcp_rs.replication.Database.open`."""
         self._was_there = self._path.exists()
         self._connection = connect(self._duckdb, self._path)
-        if not self._has_table("main", STATES):
-            return {}
-        rows = self._connection.execute(f"SELECT table_name, state FROM {STATES}").fetchall()  # noqa: S608
-        found = {name: State.from_json(text).collection for name, text in rows}
+        found: dict[str, str | None] = {}
+        for name in self._known().states:
+            ((text,),) = self._connection.execute(
+                f"SELECT state FROM {STATES} WHERE table_name = ?",  # noqa: S608 - a constant
+                [name],
+            ).fetchall()
+            found[name] = State.from_json(text).collection
         return {name: collection for name, collection in found.items() if collection is not None}
 
-    def _has_table(self, schema: str, table: str) -> bool:
-        return bool(
-            self._connection.execute(
-                "SELECT 1 FROM duckdb_tables() WHERE database_name = current_database()"
-                " AND schema_name = ? AND table_name = ?",
-                [schema, table],
-            ).fetchall()
-        )
+    def _known(self) -> Catalog:
+        if self._catalog is None:
+            self._catalog = Catalog.of(self._connection)
+        return self._catalog
 
     def target(self, table: str) -> DuckDBTarget:
         """See `dcp_rs.replication.Database.target`."""
-        return DuckDBTarget(self._path, table, self._value_format, connection=self._connection)
+        return DuckDBTarget(
+            self._path,
+            table,
+            self._value_format,
+            connection=self._connection,
+            catalog=self._known,
+        )
 
     def fold(self, table: str) -> str:
         """See `dcp_rs.replication.Database.fold`."""
@@ -78,10 +86,12 @@ class DuckDBDatabase:
 
     def commit(self, commits: Sequence[tuple[DuckDBTarget, Commit]]) -> list[Commit]:
         """See `dcp_rs.replication.Database.commit`."""
+        self._catalog = None
         return DuckDBTarget.commit_together(commits)
 
     def drop(self, target: DuckDBTarget) -> None:
         """See `dcp_rs.replication.Database.drop`."""
+        self._catalog = None
         target.drop()
 
     def close(self) -> None:
