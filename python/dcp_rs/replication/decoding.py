@@ -111,7 +111,8 @@ class Decoder:
         schema: The schema as text.
         nested: What becomes of objects.
         prefix: Prefix of the names of columns; `None` to find names that are free.
-        is_exact: Whether a number that its column would round does not fit.
+        is_exact: Whether a number that its column would round does not fit, nor text in a column of
+            numbers.
         keeps_rest: Whether a document of which a value does not fit keeps the other values.
 
     Raises:

@@ -42,7 +42,8 @@ impl Decoder {
         }
     }
 
-    /// The same; with `is_exact`, a number that its column would round does not fit.
+    /// The same; with `is_exact`, a number that its column would round does not fit, nor does text
+    /// in a column of numbers.
     pub(super) fn exact_if(mut self, is_exact: bool) -> Self {
         self.is_exact = is_exact;
         self

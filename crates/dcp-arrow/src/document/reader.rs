@@ -33,7 +33,8 @@ impl<'j> Reader<'j> {
         Self { json, budget, is_exact: false, has_unmapped: false }
     }
 
-    /// The same; with `is_exact`, a number that its column would round does not fit.
+    /// The same; with `is_exact`, a number that its column would round does not fit, nor does text
+    /// in a column of numbers.
     pub(super) const fn exact_if(mut self, is_exact: bool) -> Self {
         self.is_exact = is_exact;
         self
@@ -179,8 +180,8 @@ impl<'j> Reader<'j> {
     fn decimal(&mut self, peek: Peek, precision: u8, scale: u8) -> Result<i128> {
         let expected = "a number that fits the DECIMAL";
         let decimal = if self.is_exact { numbers::exact_decimal } else { numbers::decimal };
-        let number = if peek == Peek::String {
-            // Amounts of money are often written as strings.
+        // Amounts of money are often written as strings; `1.10` may be a version as well.
+        let number = if peek == Peek::String && !self.is_exact {
             let mut text = Jiter::new(self.json.known_str()?.as_bytes());
             let number = match text.next_number_bytes() {
                 Ok(number) => decimal(number, precision, scale),
