@@ -93,9 +93,10 @@ class OfABucket(Trouble):
         """
         rows, now = rows_of(replica), self.written.documents()
         for name, row in rows.items():
-            assert any(not lost(text, row) for text in self._versions[name]), name
+            assert any(not lost(text, row) for text in self._versions[name]), row
         if replica.mode == "table":
             # A log that was rolled back has the rest of its vBucket only later.
             kept = {name: text for name, text in now.items() if before.get(name) == text}
             assert kept.keys() <= rows.keys()
-            assert not [name for name, text in kept.items() if lost(text, rows[name])]
+            wrong = [(text, rows[name]) for name, text in kept.items() if lost(text, rows[name])]
+            assert not wrong, wrong

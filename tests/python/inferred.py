@@ -61,10 +61,14 @@ def _parsed(text):
 def assert_holds(replica, written):
     """Asserts that every document has a row that holds it, and no other row is there."""
     documents, rows = written.documents(), rows_of(replica)
-    assert rows.keys() == documents.keys()
+    assert rows.keys() == documents.keys(), rows.keys() ^ documents.keys()
     assert not any(column.startswith("_dcp_rs") for row in rows.values() for column in row)
-    wrong = {name: lost(value, rows[name]) for name, value in documents.items()}
-    assert not {name: fields for name, fields in wrong.items() if fields}
+    wrong = {
+        name: (fields, value, rows[name])
+        for name, value in documents.items()
+        if (fields := lost(value, rows[name]))
+    }
+    assert not wrong, wrong
 
 
 def types_of(replica, table="documents"):

@@ -168,6 +168,18 @@ def test_a_new_field_is_a_column_from_the_row_that_has_it_first(cluster, written
     assert done.generation == 1, "nothing is loaded anew"
 
 
+def test_text_in_a_column_of_decimals_is_kept_as_it_was_written(cluster, written, database):
+    written.upsert("a", {"release": 1}, "shop.orders")
+    replicas.replicate(cluster, database)
+    written.upsert("b", {"release": 1.5}, "shop.orders")
+    replicas.replicate(cluster, database)
+    assert types_of(database, "shop__orders")["release"] == DECIMALS[database.kind]
+    written.upsert("c", {"release": "1.10"}, "shop.orders")
+    replicas.replicate(cluster, database)
+    assert rows_of(database)["shop.orders", "c"]["release"] == "1.10"
+    assert_holds(database, written)
+
+
 def test_a_field_that_is_new_while_changes_are_followed_is_a_column(cluster, written, replica):
     from test_many_tables import Following
 
@@ -368,6 +380,18 @@ def test_options_that_contradict_are_refused(cluster, tmp_path, options, option,
         replicas.replicate(cluster, f"duckdb://{tmp_path}/x.duckdb", **options)
     assert raised.value.option == option
     assert not (tmp_path / "x.duckdb").exists()
+
+
+@pytest.mark.parametrize("tables", [None, "collection", {"shop.*": {"nested": "struct"}}])
+def test_structs_are_refused_where_a_target_has_none_before_one_is_seen(
+    cluster, postgres_database, tables
+):
+    replica = replicas.OfMany(replicas.InPostgres(postgres_database), "postgres", "table")
+    options = {"tables": tables, "nested": None if isinstance(tables, dict) else "struct"}
+    with pytest.raises(ConfigError, match="choose json or columns") as raised:
+        replicas.replicate(cluster, postgres_database, **INFER | options)
+    assert raised.value.option == "nested"
+    assert not replica.names()
 
 
 @pytest.mark.usefixtures("written")

@@ -450,6 +450,7 @@ def _one(
     chosen = cast("Target", open_target(target) if isinstance(target, str) else target)
     _check_members(chosen, _MEMBERS, "Target")
     settings = _checked(chosen, settings)
+    _check_nested(chosen, contract)
     layout = contract.layout(settings.mode)
     columns = _columns(contract, settings, chosen) if contract.is_own else layout
     table = _table(settings, columns, chosen, None)
@@ -480,6 +481,7 @@ def _each(
             _checks.word("on_error", given["on_error"], ("reject", "fail"))
         own = _checked(chosen, replace(settings, on_error=given.pop("on_error", settings.on_error)))
         by_pattern[pattern] = _contract(contract, given, settings.mode), own
+        _check_nested(chosen, by_pattern[pattern][0])
     contracts = [each for each, _ in by_pattern.values()]
     # The stream decodes documents if it can decode all of them alike.
     first = contracts[0]
@@ -532,6 +534,14 @@ def _checked(target: Target | Database, settings: Settings) -> Settings:
         )
     on_error: OnError = settings.on_error or ("reject" if takes_rejects else "fail")
     return replace(settings, on_error=on_error)
+
+
+def _check_nested(target: Target | Database, contract: Contract) -> None:
+    """Checks that a target has structs if objects are to be such, before one is seen."""
+    if contract.nested == "struct" and not getattr(target, "takes_structs", True):
+        raise ConfigError(
+            "this target has no type for a struct: choose json or columns", option="nested"
+        )
 
 
 def _table(

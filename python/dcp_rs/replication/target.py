@@ -68,7 +68,8 @@ class Target(Protocol):
     """A place to write rows to. `dcp_rs.replicate` calls it from one thread.
 
     A target that stores rejects has the attribute `takes_rejects`, which is true. Without it, a
-    change that cannot be a row ends the replication.
+    change that cannot be a row ends the replication. One that has no type for structs has the
+    attribute `takes_structs`, which is false.
 
     A target for which a commit of few rows is cheap has the attribute `commits_when_idle`, which is
     true. Once it has caught up, it commits as soon as the stream brings nothing, and a change waits

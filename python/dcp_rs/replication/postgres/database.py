@@ -32,6 +32,7 @@ class PostgresDatabase:
     modes: ClassVar[frozenset[Mode]] = PostgresTarget.modes
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
+    takes_structs: ClassVar[bool] = False
 
     def __init__(self, uri: str) -> None:
         self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")

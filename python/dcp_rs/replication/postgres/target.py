@@ -61,6 +61,7 @@ class PostgresTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
+    takes_structs: ClassVar[bool] = False
 
     def __init__(self, uri: str, table: str, *, session: Session | None = None) -> None:
         self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")
