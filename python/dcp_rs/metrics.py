@@ -185,6 +185,14 @@ _FIGURES = (
         label="state",
     ),
     _Figure(
+        prometheus="dcp_rs_disconnected_vbuckets",
+        opentelemetry="dcp_rs.vbuckets.disconnected",
+        kind="gauge",
+        unit="{vbucket}",
+        description="vBuckets that have not been streaming for three seconds",
+        read=_of_stats(lambda stats: stats.disconnected),
+    ),
+    _Figure(
         prometheus="dcp_rs_diverged_vbuckets",
         opentelemetry="dcp_rs.vbuckets.diverged",
         kind="gauge",

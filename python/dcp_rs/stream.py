@@ -45,6 +45,8 @@ class StreamStats:
         unpersisted_seconds: How long the oldest of them has waited; 0 if there are none.
         diverged: vBuckets whose changes wait because their copies are on different history
             branches, for example after a failover.
+        disconnected: vBuckets that have not been streaming for three seconds, whose lag is unknown:
+            their nodes cannot be reached, or have no answer.
         lag: Seqnos behind the server, summed over all vBuckets that are not complete; `None` while
             the lag of one of them is unknown. See `VbucketStats.lag`.
         max_lag: Lag of the vBucket that is furthest behind.
@@ -67,6 +69,7 @@ class StreamStats:
     unpersisted_bytes: int
     unpersisted_seconds: float
     diverged: int
+    disconnected: int
     lag: int | None
     max_lag: int | None
     elapsed: float
@@ -95,6 +98,8 @@ class VbucketStats:
         unpersisted_seconds: How long changes have waited for that; `None` if none do.
         is_diverged: Whether they wait because the copies are on different history branches, for
             example after a failover.
+        is_disconnected: Whether it has not been streaming for three seconds, so that its lag is
+            unknown.
     """
 
     vbucket: int
@@ -104,6 +109,7 @@ class VbucketStats:
     persisted_seqno: int | None
     unpersisted_seconds: float | None
     is_diverged: bool
+    is_disconnected: bool = False
 
     @property
     def lag(self) -> int | None:
@@ -113,7 +119,9 @@ class VbucketStats:
         changes than seqnos, because a seqno may belong to an older version of a document or to a
         collection that the stream does not read.
         """
-        return None if self.high_seqno is None else max(self.high_seqno - self.seqno, 0)
+        if self.high_seqno is None or self.is_disconnected:
+            return None
+        return max(self.high_seqno - self.seqno, 0)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,12 +22,14 @@ CASES = {
     "NotReading": ({"dcp_rs_lag": "10x30", "dcp_rs_records_total": "500x30"}, 3),
     "FallingBehind": ({"dcp_rs_lag": "0+10x60", "dcp_rs_records_total": "0+60x60"}, 16),
     "VbucketsDown": ({'dcp_rs_vbuckets{state="backing_off"}': "0 3x30"}, 3),
+    "Disconnected": ({"dcp_rs_disconnected_vbuckets": "0 3x30"}, 2),
     "StreamAboutToFail": ({'dcp_rs_vbuckets{state="backing_off"}': "0 3x30"}, 5),
     "StreamFailed": ({'dcp_rs_vbuckets{state="failed"}': "0 0 1x30"}, 2),
     "UnstableNetwork": ({"dcp_rs_reconnects_total": "0 0 0 6 12 18x30"}, 4),
     "NotPersisting": ({"dcp_rs_unpersisted_seconds": "0 30 90x30"}, 2),
     # In seconds since 1970, where promtool's time begins: the last report is of minute 1.
     "ReplicateStuck": ({"replicate_reported": "0+60x1 60x30"}, 4),
+    "ReplicateDisconnected": ({"replicate_lag": "0 NaN NaN NaN NaN NaN"}, 2),
     "ReplicateNotCommitting": (
         {
             "replicate_lag": "0x30",
@@ -42,6 +44,7 @@ HEALTHY = {
     "dcp_rs_records_total": "0+60x60",
     'dcp_rs_vbuckets{state="backing_off"}': "0x60",
     'dcp_rs_vbuckets{state="failed"}': "0x60",
+    "dcp_rs_disconnected_vbuckets": "0x60",
     "dcp_rs_reconnects_total": "1x60",
     "dcp_rs_unpersisted_seconds": "2x60",
     "replicate_reported": "0+60x60",

@@ -44,6 +44,9 @@ pub struct StreamStats {
     pub unpersisted_for: Duration,
     /// vBuckets whose changes wait because copies have diverged, as after a failover.
     pub diverged: usize,
+    /// vBuckets that have not been streaming for [`VbucketStats::DISCONNECTED`], so that their lag
+    /// is unknown.
+    pub disconnected: usize,
     /// Time since the stream was opened: with `rows` and `connection` it gives rates.
     pub elapsed: Duration,
     /// Seqnos between the application and the server, summed over all vBuckets that are not
@@ -137,13 +140,23 @@ pub struct VbucketStats {
     pub unpersisted_for: Option<Duration>,
     /// Whether they wait because copies have diverged, as after a failover.
     pub is_diverged: bool,
+    /// Whether it has not been streaming for [`DISCONNECTED`](Self::DISCONNECTED).
+    pub is_disconnected: bool,
 }
 
 impl VbucketStats {
-    /// Seqnos between the application and the server; `None` if the server's are unknown. Not a
-    /// number of changes: of a key that was written twice, only the newest version is sent.
+    /// How long a vBucket may be without a stream, as while it moves, before nothing is known of
+    /// it.
+    pub const DISCONNECTED: Duration = Duration::from_secs(3);
+
+    /// Seqnos between the application and the server; `None` if the server's are unknown, or were
+    /// known before the vBucket was disconnected. Not a number of changes: of a key that was
+    /// written twice, only the newest version is sent.
     #[must_use]
     pub fn lag(&self) -> Option<u64> {
+        if self.is_disconnected {
+            return None;
+        }
         Some(self.high_seqno?.0.saturating_sub(self.seqno.0))
     }
 }
@@ -161,6 +174,7 @@ mod tests {
             persisted_seqno: None,
             unpersisted_for: None,
             is_diverged: false,
+            is_disconnected: false,
         }
     }
 
@@ -177,6 +191,7 @@ mod tests {
         assert_eq!(lag(&[one, other]), (Some(6), Some(4)));
         assert_eq!(lag(&[one, vbucket(Streaming, None)]), (None, None));
         assert_eq!(lag(&[one, vbucket(Complete, None)]), (Some(2), Some(2)));
+        assert_eq!(lag(&[one, VbucketStats { is_disconnected: true, ..other }]), (None, None));
         let far = vbucket(Streaming, Some(u64::MAX));
         assert_eq!(lag(&[far, far]), (Some(u64::MAX), Some(u64::MAX - 5)));
     }

@@ -6,7 +6,7 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use dcp_proto::checkpoint::Checkpoint;
-use dcp_wire::{Seqno, Vbid};
+use dcp_wire::Seqno;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -200,6 +200,7 @@ impl<B: Send + 'static> ChangeStream<B> {
             unpersisted_for: oldest
                 .map_or(Duration::ZERO, |since| now.saturating_duration_since(since)),
             diverged: vbuckets.iter().filter(|vbucket| vbucket.is_diverged).count(),
+            disconnected: lags.iter().filter(|vbucket| vbucket.is_disconnected).count(),
             ..self.stats.snapshot()
         }
         .with_lag(&lags)
@@ -218,19 +219,20 @@ impl<B: Send + 'static> ChangeStream<B> {
     #[must_use]
     pub fn collection_lag(&self) -> Vec<CollectionLag> {
         self.stats.refresh(Instant::now().into_std());
-        let open: Vec<(Vbid, Seqno)> = self
+        let open: Vec<VbucketStats> = self
             .stats
             .vbuckets()
             .into_iter()
             .filter(|known| known.state != VbucketState::Complete)
-            .map(|known| (known.vbid, self.vbucket(known).seqno))
+            .map(|known| self.vbucket(known))
             .collect();
         self.stats.collections(|collections| {
             let mut lags: Vec<_> = collections
                 .iter()
                 .map(|(&id, known)| {
-                    let behind = |(vbid, seqno): &(Vbid, Seqno)| {
-                        Some(known.seqnos.get(vbid)?.0.saturating_sub(seqno.0))
+                    let behind = |of: &VbucketStats| {
+                        let seqno = known.seqnos.get(&of.vbid).filter(|_| !of.is_disconnected)?;
+                        Some(seqno.0.saturating_sub(of.seqno.0))
                     };
                     let lag = total_lag(open.iter().map(behind));
                     CollectionLag { id, name: known.name.clone(), lag }
@@ -257,6 +259,9 @@ impl<B: Send + 'static> ChangeStream<B> {
                 .unpersisted_since
                 .map(|since| now.saturating_duration_since(since)),
             is_diverged: known.is_diverged,
+            is_disconnected: known.idle_since.is_some_and(|since| {
+                now.saturating_duration_since(since) >= VbucketStats::DISCONNECTED
+            }),
         }
     }
 

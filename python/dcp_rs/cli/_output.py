@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import shutil
 import stat
@@ -77,14 +78,70 @@ def print_picture(picture: RenderableType) -> None:
     Console(highlight=False, width=width() or 100).print(picture)
 
 
+class _AsJson(logging.Formatter):
+    """Makes a JSON object of a log record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        found = {
+            "time": record.created,
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            found["exception"] = self.formatException(record.exc_info)
+        return json.dumps(found)
+
+
+class JsonLines:
+    """Has logs, warnings and errors be JSON lines on standard error, from `begin` to `end`."""
+
+    def __init__(self) -> None:
+        self._handler: logging.Handler | None = None
+
+    def begin(self) -> None:
+        """Begins."""
+        self._handler = logging.StreamHandler(sys.stderr)
+        self._handler.setFormatter(_AsJson())
+        logging.getLogger().addHandler(self._handler)
+        logging.captureWarnings(capture=True)
+
+    def end(self) -> None:
+        """Ends, also if it was not begun."""
+        if self._handler is not None:
+            logging.captureWarnings(capture=False)
+            logging.getLogger().removeHandler(self._handler)
+            self._handler = None
+
+    def complain(self, message: str) -> None:
+        """Prints an error that ends the command."""
+        if self._handler is None:
+            print(f"dcp-rs: {message}", file=sys.stderr)
+        else:
+            line = {"time": time.time(), "level": "ERROR", "logger": "dcp_rs", "message": message}
+            print_line(json.dumps(line))
+
+
+JSON_LINES = JsonLines()
+
+
+def print_line(line: str) -> None:
+    """Prints a line to standard error, into which no thread prints another one."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
+
+
 class Reporter:
     """Prints a progress line: in place on a terminal, about once a second elsewhere.
 
     If it cannot be printed, for example because its reader has closed the pipe, the work goes on.
+
+    Args:
+        in_place: Whether a line may replace the one before, and be cut.
     """
 
-    def __init__(self) -> None:
-        self._is_terminal = sys.stderr.isatty()
+    def __init__(self, *, in_place: bool = True) -> None:
+        self._is_terminal = in_place and sys.stderr.isatty()
         self._last = time.monotonic()
         self._is_open = False
 
@@ -95,13 +152,13 @@ class Reporter:
     def show(self, line: str) -> None:
         """Shows a temporary line."""
         self._last = time.monotonic()
-        end = "\n"
-        if self._is_terminal:
-            cells = shutil.get_terminal_size().columns - 1
-            self._is_open = True
-            line, end = f"\r{line[:cells]}\x1b[K", ""
         try:
-            print(line, end=end, file=sys.stderr, flush=True)
+            if self._is_terminal:
+                cells = shutil.get_terminal_size().columns - 1
+                self._is_open = True
+                print(f"\r{line[:cells]}\x1b[K", end="", file=sys.stderr, flush=True)
+            else:
+                print_line(line)
         except OSError:
             # Nobody reads it any more, which is no reason to stop.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())

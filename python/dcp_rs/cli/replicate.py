@@ -19,7 +19,7 @@ from dcp_rs.cli._options import (
     vbucket_set,
     words,
 )
-from dcp_rs.cli._output import Reporter
+from dcp_rs.cli._output import JSON_LINES, Reporter
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
@@ -151,7 +151,8 @@ def replicate(
 
     Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
     the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
-    Progress goes to standard error.
+    Progress goes to standard error, with --json as JSON lines, of which those with a "level" are
+    logs and errors.
     """
     stop = threading.Event()
 
@@ -160,7 +161,9 @@ def replicate(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    reporter = Reporter()
+    if as_json:
+        JSON_LINES.begin()
+    reporter = Reporter(in_place=not as_json)
     show = _as_json if as_json else Line()
 
     def take(progress: Progress) -> None:

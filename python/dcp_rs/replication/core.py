@@ -457,10 +457,15 @@ class Replication:
             return "loading"
         return "rereading" if any(state.rereading for state in states) else "catching up"
 
+    @property
+    def _is_cut_off(self) -> bool:
+        return self._lag.is_disconnected and self._phase != "done"
+
     def _watch(self) -> None:
         now = time.monotonic()
         # Commits report as well, and may be more frequent.
-        if now - self._watched >= (_TICK if self._lag.total is None else _REPORT):
+        is_awaited = self._lag.total is None and not self._lag.is_disconnected
+        if now - self._watched >= (_TICK if is_awaited else _REPORT):
             self._watched, self._lag = now, _Lag.of(self._groups)
         if now - self._reported >= _REPORT:
             self._report()
@@ -474,7 +479,7 @@ class Replication:
         states = [table.state for table in tables if table.state is not None]
         by_name = self._tables.by_name(self._groups)
         progress = Progress(
-            phase=self._phase,
+            phase="disconnected" if self._is_cut_off else self._phase,
             generation=max((state.generation for state in states), default=0),
             changes=meter.changes,
             commits=meter.commits,
@@ -500,11 +505,13 @@ class _Lag(NamedTuple):
 
     total: int | None
     by_vbucket: dict[int, int]
+    is_disconnected: bool = False
+    """Whether no vBucket can be read that is not complete."""
 
     @classmethod
     def of(cls, groups: list[Group]) -> _Lag:
         behind: dict[int, int] = {}
-        is_known = True
+        is_known, left, disconnected = True, 0, 0
         for group in groups:
             if group.phase in {"complete", "idle"}:
                 continue
@@ -514,6 +521,9 @@ class _Lag(NamedTuple):
             for each in group.stream.vbucket_stats():
                 # A vBucket that has reached its end need not be asked for.
                 is_known &= each.lag is not None or each.state == "complete"
+                left += each.state != "complete"
+                disconnected += each.is_disconnected
                 if each.lag:
                     behind[each.vbucket] = max(each.lag, behind.get(each.vbucket, 0))
-        return cls(sum(behind.values()) if is_known else None, behind)
+        total = sum(behind.values()) if is_known else None
+        return cls(total, behind, is_disconnected=0 < left == disconnected)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Phase = Literal["loading", "rereading", "catching up", "following", "done"]
+Phase = Literal["loading", "rereading", "catching up", "following", "disconnected", "done"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,8 @@ class Progress:
     Attributes:
         phase: `loading` a generation, `rereading` vBuckets that were rolled back, `catching up`
             with changes from before the start, `following`, or `done` if it has returned because
-            of `once`.
+            of `once`. `disconnected` if no vBucket has been streaming for three seconds, because
+            its node cannot be reached: nothing is known of the bucket meanwhile.
         generation: Generation of the rows that are written, from 1; the newest of several tables.
         changes: Changes committed: of documents for a table, all rows for a log.
         commits: Commits made.
@@ -47,7 +48,8 @@ class Progress:
             is not JSON or does not fit the schema.
         rejected: Changes committed to the table of rejects.
         lag: Seqnos that the server has and that have not been read, an upper bound of the changes
-            to come; `None` while unknown. It excludes what is `uncommitted`.
+            to come; `None` while unknown, also if only some vBuckets are disconnected. It excludes
+            what is `uncommitted`.
         lag_by_vbucket: Lag of each vBucket that is behind, as far as it is known.
         uncommitted: Changes that have been read and not committed.
         elapsed: Seconds since the call.

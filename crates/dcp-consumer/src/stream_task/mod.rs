@@ -500,7 +500,7 @@ impl<S: BatchSink> StreamTask<S> {
         });
         let mut vbuckets = self.stats.vbuckets.lock().unwrap_or_else(PoisonError::into_inner);
         vbuckets.clear();
-        vbuckets.extend(self.placement.states().map(|(vbid, state)| {
+        vbuckets.extend(self.placement.states().map(|(vbid, state, idle_since)| {
             let (unpersisted_since, is_diverged) = self.persistence.unpersisted_since(vbid);
             KnownVbucket {
                 vbid,
@@ -509,6 +509,7 @@ impl<S: BatchSink> StreamTask<S> {
                 persisted_seqno: self.persistence.persisted(vbid),
                 unpersisted_since,
                 is_diverged,
+                idle_since,
             }
         }));
     }

@@ -25,6 +25,8 @@ pub(crate) struct KnownVbucket {
     pub(crate) unpersisted_since: Option<Instant>,
     /// Whether the copies have diverged.
     pub(crate) is_diverged: bool,
+    /// Since when it has not been streaming, unless it need not.
+    pub(crate) idle_since: Option<Instant>,
 }
 
 /// Result of a round for one collection.

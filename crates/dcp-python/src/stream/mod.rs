@@ -291,6 +291,7 @@ impl ChangeStream {
             unpersisted_bytes: stats.unpersisted_bytes,
             unpersisted_seconds: stats.unpersisted_for.as_secs_f64(),
             diverged: stats.diverged,
+            disconnected: stats.disconnected,
             lag: stats.lag,
             max_lag: stats.max_lag,
             elapsed: stats.elapsed.as_secs_f64(),
@@ -310,6 +311,7 @@ impl ChangeStream {
                 persisted_seqno: vbucket.persisted_seqno.map(|seqno| seqno.0),
                 unpersisted_seconds: vbucket.unpersisted_for.map(|held| held.as_secs_f64()),
                 is_diverged: vbucket.is_diverged,
+                is_disconnected: vbucket.is_disconnected,
             })
         };
         stats.into_iter().map(of).collect()

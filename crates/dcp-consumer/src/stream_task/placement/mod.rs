@@ -391,9 +391,9 @@ impl Placement {
         Ok(())
     }
 
-    /// The state of every vBucket, ascending.
-    pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState)> {
-        self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state()))
+    /// The state of every vBucket, ascending, and since when it has not been streaming.
+    pub(crate) fn states(&self) -> impl Iterator<Item = (Vbid, VbucketState, Option<Instant>)> {
+        self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state(), entry.idle_since))
     }
 
     /// The seqno at which a vBucket ends; [`Seqno::MAX`] if it has no end.

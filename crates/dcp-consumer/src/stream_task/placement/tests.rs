@@ -414,7 +414,7 @@ proptest! {
             }
             prop_assert_eq!(counts(&placement).iter().sum::<usize>(), 4);
             prop_assert!(placement.check(|_| true).is_ok());
-            for (vbid, state) in placement.states() {
+            for (vbid, state, _) in placement.states() {
                 let placed = placement.connection_of(vbid).is_some();
                 let waits = placement.wait_of(vbid, now).is_some();
                 let on_its_way = placed || waits;
