@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 # Digits of a number in a file's name.
 _DIGITS = 12
+# Columns with a value for each row, of which no dictionary is tried.
+_UNIQUE = frozenset({"key", "value", "seqno", "cas", "timestamp"})
 _NUMBERED = re.compile(rf"(\.?)([0-9]{{{_DIGITS}}})\.parquet")
 
 
@@ -103,9 +105,12 @@ class NumberedFiles:
         import pyarrow.parquet as pq
 
         hidden = self._hidden(number)
+        repeating = [name for name in rows.column_names if name not in _UNIQUE]
         try:
             with hidden.open("wb") as file:
-                with pq.ParquetWriter(file, rows.schema, compression="zstd") as writer:
+                with pq.ParquetWriter(
+                    file, rows.schema, compression="zstd", use_dictionary=repeating
+                ) as writer:
                     writer.write_table(rows)
                     # In the schema's metadata it would be stored twice.
                     writer.add_key_value_metadata(dict(notes))
