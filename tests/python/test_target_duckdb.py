@@ -19,6 +19,12 @@ opened = duckdb.connect(sys.argv[1])
 print("open", flush=True)
 input()
 """
+_SHOWN = """
+import sys
+from dcp_rs.replication import duckdb
+connection = duckdb.connect(__import__("duckdb"), sys.argv[1])
+print(connection.execute("SELECT current_setting('enable_progress_bar')").fetchone())
+"""
 _FOREIGN = """
     INSERT INTO documents (collection_id, key, vbucket, generation, epoch, seqno)
     VALUES (0, 'foreign', 0, NULL, 0, 1)
@@ -325,6 +331,12 @@ def test_columns_may_be_called_anything(cluster, table):
         replicate(cluster, table, document_schema=schema)
         (row,) = table.query("SELECT * FROM documents")
         assert [row[name] for name in names] == [n] * len(names)
+
+
+def test_a_slow_statement_shows_no_progress_on_the_output_of_a_program(tmp_path, start_python):
+    # A program without a file, as in a notebook, for which DuckDB would.
+    out, error = start_python(_SHOWN, str(tmp_path / "x.duckdb")).communicate(timeout=60)
+    assert (out, error) == ("(False,)\n", "")
 
 
 def test_a_file_that_another_process_has_open_is_named(cluster, table, start_python):

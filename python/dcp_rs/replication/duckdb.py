@@ -572,7 +572,7 @@ def connect(duckdb: Any, path: str | os.PathLike[str]) -> Any:
         ConcurrentWriterError: Another process has it open.
     """
     try:
-        return duckdb.connect(os.fspath(path))
+        connection = duckdb.connect(os.fspath(path))
     except duckdb.IOException as error:
         if "lock" not in str(error):
             raise
@@ -580,6 +580,9 @@ def connect(duckdb: Any, path: str | os.PathLike[str]) -> Any:
             f"another process has {path} open, and DuckDB lets only one write to a file:"
             " close it there, and replicate other tables to this file from one process"
         ) from error
+    # In a notebook or `python -c`, a slow statement would write to the caller's standard output.
+    connection.execute("SET enable_progress_bar = false")
+    return connection
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:
