@@ -25,7 +25,7 @@ _READING = ("test_batches", "test_documents", "test_rows", "test_command_export"
 _TARGETS = (
     "test_replication", "test_replication_targets", "test_replication_values", "test_target_*",
     "test_many_tables", "test_marked_deletes", "test_slow_targets", "test_verify",
-    "test_waiting_changes",
+    "test_waiting_changes", "test_masks",
 )  # fmt: skip
 _COMMANDS = ("test_command_rows", "test_command_terminal")
 TESTS = {
@@ -36,8 +36,8 @@ TESTS = {
     "obstore": ("test_stores",),
     "opentelemetry-api": ("test_metrics",),
     "pandas": ("test_batches",),
-    "polars": ("test_polars",),
-    "prometheus-client": ("test_metrics", "test_command_doctor"),
+    "polars": ("test_polars", "test_masks"),
+    "prometheus-client": ("test_metrics", "test_command_doctor", "test_disconnected"),
     "pyarrow": (*_READING, *_TARGETS),
     "pyiceberg": _TARGETS,
     "rich": _COMMANDS,
@@ -45,7 +45,9 @@ TESTS = {
 """Files of tests/python that use each library, as patterns."""
 
 # What waits more than it works, and rules that are the same with every library.
-ONLY_BETWEEN = {"test_command_terminal", "test_replication", "test_slow_targets"}
+ONLY_BETWEEN = {
+    "test_command_terminal", "test_disconnected", "test_replication", "test_slow_targets",
+}  # fmt: skip
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
 # Half a gigabyte, and has tests of its own.

@@ -10,8 +10,10 @@ import time
 
 import pytest
 from prometheus_client import CollectorRegistry
+from rich.console import Console
 
 import dcp_rs
+from dcp_rs.cli._top import Monitor, picture
 from dcp_rs.metrics import PrometheusCollector
 from lag import until
 
@@ -30,7 +32,7 @@ def cluster():
 
 @pytest.fixture
 def reading(cluster):
-    """Gives a function that opens a stream that has read everything, and goes on reading."""
+    """Gives a function that opens a client and a stream of it, which is read all the time."""
     with contextlib.ExitStack() as stack:
         over = threading.Event()
 
@@ -44,7 +46,7 @@ def reading(cluster):
             stack.callback(thread.join)
             stack.callback(over.set)
             until(lambda: stream.stats().lag == 0)
-            return stream
+            return client, stream
 
         yield opened
 
@@ -68,7 +70,7 @@ def restart_all(cluster):
 
 
 def test_lag_is_unknown_while_no_node_can_be_reached(cluster, reading):
-    stream = reading()
+    client, stream = reading()
     registry = CollectorRegistry()
     registry.register(PrometheusCollector(stream, name="s", vbuckets=True, collections=True))
     labels = {"bucket": "default", "stream": "s"}
@@ -78,8 +80,14 @@ def test_lag_is_unknown_while_no_node_can_be_reached(cluster, reading):
 
     assert (metric("dcp_rs_lag"), metric("dcp_rs_disconnected_vbuckets")) == (0, 0)
     until(lambda: metric("dcp_rs_collection_lag", collection="_default._default") == 0)
+    monitor = Monitor(client, stream)
     kill_all(cluster)
     seconds_until(lambda: stream.stats().disconnected == 8, SOON)
+    sample = monitor.sample()
+    assert (sample.lag, {node.lag for node in sample.nodes}) == (None, {None})
+    with (console := Console(width=120)).capture() as shown:
+        console.print(picture(sample))
+    assert "lag unknown" in shown.get()
     stats = stream.stats()
     assert (stats.lag, stats.max_lag, stats.connections) == (None, None, 0)
     assert {each.lag for each in stream.vbucket_stats()} == {None}
@@ -94,7 +102,7 @@ def test_lag_is_unknown_while_no_node_can_be_reached(cluster, reading):
 
 
 def test_lag_is_unknown_on_a_silent_link(cluster, reading):
-    stream = reading(noop_interval=1)
+    _, stream = reading(noop_interval=1)
     # Nothing more is read or written, and every connection stays open.
     cluster.set_faults([{"condition": {}, "reaction": "half_open"}])
     seconds_until(lambda: stream.stats().disconnected == 8, 2 * 1 + SOON)
@@ -104,7 +112,7 @@ def test_lag_is_unknown_on_a_silent_link(cluster, reading):
 
 
 def test_a_vbucket_that_moves_is_not_disconnected(cluster, reading):
-    stream = reading()
+    _, stream = reading()
     seen = set()
     for node in range(NODES):
         for vbucket in range(8):

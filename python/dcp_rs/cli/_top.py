@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from rich.console import RenderableType
 
@@ -40,7 +40,7 @@ class NodeSample:
     node: str
     states: Counter[str]
     writes_per_second: float
-    lag: int
+    lag: int | None
 
     @property
     def vbuckets(self) -> int:
@@ -58,10 +58,10 @@ class Sample:
     rows_per_second: float
     writes_per_second: float
     high_seqno: int
-    lag: int
+    lag: int | None
     stats: StreamStats
     nodes: list[NodeSample]
-    behind: list[tuple[int, str, int, int, int]]
+    behind: list[tuple[int, str, int, int, int | None]]
     history: tuple[float, ...]
     events: tuple[tuple[str, StreamEvent], ...] = field(default=())
 
@@ -124,7 +124,12 @@ class Monitor:
         }
         written = {vb: max(seqno - self._high.get(vb, seqno), 0) for vb, seqno in high.items()}
         read = self._positions(shown)
-        lags = {vb: max(seqno - read.get(vb, 0), 0) for vb, seqno in high.items()}
+        # What the server has now is not known of those that are disconnected.
+        lags = {
+            vb: None if each.is_disconnected else max(high[vb] - read.get(vb, 0), 0)
+            for each in shown
+            for vb in [each.vbucket]
+        }
         rate = sum(written.values()) / seconds
         self._history.append(rate)
         clock = time.strftime("%H:%M:%S")
@@ -132,8 +137,8 @@ class Monitor:
         self._events.extend((clock, each) for each in events)
         rows_per_second = (stats.rows - self._rows) / seconds
         self._high, self._at, self._rows = self._high | high, now, stats.rows
-        late = [each for each in shown if lags[each.vbucket] or each.state not in _WELL]
-        late.sort(key=lambda each: (-lags[each.vbucket], each.vbucket))
+        late = [each for each in shown if lags[each.vbucket] != 0 or each.state not in _WELL]
+        late.sort(key=lambda each: (-(lags[each.vbucket] or 0), each.vbucket))
         return Sample(
             bucket=self._client.bucket_name,
             elapsed=stats.elapsed,
@@ -141,7 +146,7 @@ class Monitor:
             rows_per_second=rows_per_second,
             writes_per_second=rate,
             high_seqno=sum(high.values()),
-            lag=sum(lags.values()),
+            lag=_total(lags.values()),
             stats=stats,
             nodes=self._nodes(shown, written, lags, seconds),
             behind=[
@@ -162,7 +167,7 @@ class Monitor:
         self,
         shown: list[VbucketStats],
         written: dict[int, int],
-        lags: dict[int, int],
+        lags: dict[int, int | None],
         seconds: float,
     ) -> list[NodeSample]:
         states = {each.vbucket: each.state for each in shown}
@@ -171,11 +176,17 @@ class Monitor:
                 node=node,
                 states=Counter(states[vb] for vb in ours),
                 writes_per_second=sum(written[vb] for vb in ours) / seconds,
-                lag=sum(lags[vb] for vb in ours),
+                lag=_total(lags[vb] for vb in ours),
             )
             for node, held in sorted(self._client.vbuckets_by_node().items())
             for ours in [[vb for vb in held if vb in states]]
         ]
+
+
+def _total(lags: Iterable[int | None]) -> int | None:
+    """Returns the sum; `None` if one is unknown."""
+    known = list(lags)
+    return None if None in known else sum(filter(None, known))
 
 
 # ----- the picture -----
@@ -202,11 +213,12 @@ def _head(sample: Sample) -> RenderableType:
         table.add_column()
     stats = sample.stats
     # Less than the writes of one second is normal.
-    lag_style = "green" if sample.lag <= sample.writes_per_second else "red"
+    is_normal = sample.lag is not None and sample.lag <= sample.writes_per_second
+    lag_style = "green" if is_normal else "red"
     table.add_row(
         _fact("written", f"{sample.writes_per_second:,.0f}/s"),
         _fact("read", f"{sample.rows_per_second:,.0f}/s"),
-        _fact("lag", f"{sample.lag:,}", lag_style),
+        _fact("lag", _lag(sample.lag), lag_style),
         _fact("changes", f"{sample.rows:,}"),
     )
     table.add_row(
@@ -244,7 +256,7 @@ def _nodes(sample: Sample) -> RenderableType:
             f"{node.vbuckets}",
             states,
             f"{node.writes_per_second:,.0f}",
-            f"{node.lag:,}",
+            _lag(node.lag),
         )
     return table
 
@@ -257,9 +269,13 @@ def _behind(sample: Sample) -> RenderableType:
             f"{seqno:,}",
             Text(state.replace("_", " "), style=_STATES.get(state, "default")),
             f"{high:,}",
-            f"{lag:,}",
+            _lag(lag),
         )
     return table
+
+
+def _lag(lag: int | None) -> str:
+    return "unknown" if lag is None else f"{lag:,}"
 
 
 def _table(*names: str) -> Table:
