@@ -70,7 +70,8 @@ class Layout:
         masks: Which fields of documents are masked, as in a state.
     """
 
-    options: dict[str, Any]
+    # May contain the key of hashes.
+    options: dict[str, Any] = field(repr=False)
     read: pa.Schema
     schema: pa.Schema
     documents: tuple[str, ...]

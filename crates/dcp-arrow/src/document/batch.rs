@@ -327,6 +327,7 @@ pub(crate) fn decode(
         Some(masks) => mask(masks, column, rows, pool)?,
         None => Vec::new(),
     };
+    let has_unmasked = !unmasked.is_empty();
     let mut unmasked = unmasked.into_iter().peekable();
     let mut decoder = formats.schema.as_ref().map(|schema| Decoder::new(schema, count));
     let mut value = Value::new(formats.value, formats.masks.is_some(), count);
@@ -337,7 +338,9 @@ pub(crate) fn decode(
             *kind == RowKind::SystemEvent || rows.json.get(row).copied().unwrap_or_default();
         let has_value = matches!(kind, RowKind::Mutation | RowKind::SystemEvent);
         let document = (*kind == RowKind::Mutation).then_some(bytes);
-        let (in_columns, as_value) = if let Some((_, why)) = unmasked.next_if(|at| at.0 == row) {
+        let (in_columns, as_value) = if has_unmasked
+            && let Some((_, why)) = unmasked.next_if(|(unmasked, _)| *unmasked == row)
+        {
             if let Some(decoder) = &mut decoder {
                 decoder.push_null();
             }
