@@ -199,15 +199,16 @@ class DuckDBTarget:
     def _load(self, catalog: Catalog) -> State | None:
         """Returns the state of the table, under whichever of its names it was stored."""
         self._place = catalog.place(self._table)
-        mine = [name for name in catalog.states if catalog.is_at(name, self._place)]
+        mine = catalog.states_of(self._place)
         if len(mine) > 1:
             raise ConfigError(
                 f"{STATES} has {len(mine)} states of one table, {', '.join(mine)}: delete"
                 " those that are not its own",
                 option="target",
             )
-        for name in catalog.states:
-            if catalog.is_at(name + SUFFIX, self._place):
+        owner = self._place.table.removesuffix(SUFFIX)
+        if owner != self._place.table:
+            for name in catalog.states_of(self._place._replace(table=owner)):
                 raise ConfigError(
                     f"{self._table} is the table of rejects of {name}", option="target"
                 )

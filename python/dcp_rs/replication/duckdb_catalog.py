@@ -26,7 +26,8 @@ class Catalog(NamedTuple):
         schemas: All schemas.
         tables: All tables.
         views: All views.
-        states: Names that states are stored under; their texts may have many megabytes.
+        states: Names that states are stored under, by the last part in lower case. Their texts may
+            have many megabytes.
     """
 
     schema: str
@@ -34,7 +35,7 @@ class Catalog(NamedTuple):
     schemas: set[str]
     tables: set[Place]
     views: set[Place]
-    states: list[str]
+    states: dict[str, list[str]]
 
     @classmethod
     def of(cls, connection: Any) -> Catalog:
@@ -52,13 +53,16 @@ class Catalog(NamedTuple):
         places = {Place(schema.lower(), table.lower()) for schema, table in tables}
         has_states = Place("main", STATES) in places
         states = run(f"SELECT table_name FROM {STATES}") if has_states else []  # noqa: S608
+        by_table: dict[str, list[str]] = {}
+        for (name,) in states:
+            by_table.setdefault(name.lower().rpartition(".")[2], []).append(name)
         return cls(
             schema.lower(),
             database.lower(),
             {name.lower() for (name,) in schemas},
             places,
             {Place(schema.lower(), view.lower()) for schema, view in views},
-            [name for (name,) in states],
+            by_table,
         )
 
     def place(self, name: str) -> Place:
@@ -80,11 +84,11 @@ class Catalog(NamedTuple):
             )
         return Place(chosen, table)
 
-    def is_at(self, name: str, place: Place) -> bool:
-        """Whether a name leads to a table."""
-        # Nearly all names of many tables end here.
-        if name.lower().rpartition(".")[2] != place.table:
-            return False
+    def states_of(self, place: Place) -> list[str]:
+        """Returns the names of states that lead to a table."""
+        return [name for name in self.states.get(place.table, ()) if self._is_at(name, place)]
+
+    def _is_at(self, name: str, place: Place) -> bool:
         try:
             return self.place(name) == place
         except ConfigError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -57,7 +58,7 @@ class DuckDBDatabase:
         self._was_there = self._path.exists()
         self._connection = connect(self._duckdb, self._path)
         found: dict[str, str | None] = {}
-        for name in self._known().states:
+        for name in chain.from_iterable(self._known().states.values()):
             ((text,),) = self._connection.execute(
                 f"SELECT state FROM {STATES} WHERE table_name = ?",  # noqa: S608 - a constant
                 [name],
