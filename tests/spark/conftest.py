@@ -9,8 +9,16 @@ import dcp_rs
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+from query import LEAVES_SOCKETS
+
 PASSWORD = "canary-8f1c2e pass phrase"
 BUCKET = "changes"
+
+
+def pytest_configure(config):
+    if LEAVES_SOCKETS:
+        for category in ("ResourceWarning", "pytest.PytestUnraisableExceptionWarning"):
+            config.addinivalue_line("filterwarnings", f"ignore:.*<socket.socket fd:{category}")
 
 
 @pytest.fixture(scope="session")

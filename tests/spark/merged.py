@@ -12,6 +12,7 @@ import deltalake
 import pyarrow as pa
 
 import dcp_rs.spark
+from query import read_available
 
 KEYS = [f"key_{n}" for n in range(120)]
 PATIENCE = 120
@@ -48,10 +49,8 @@ class Kept:
         for vbucket, high in self.cluster.high_seqnos().items():
             self.cluster.roll_back(vbucket, max(high - least, 0))
 
-    def run(self, sink=None, **more):
-        """Lets the query do what there is to do."""
-        self.cluster.persist()
-        options = {
+    def options(self, **more):
+        return {
             "connectionString": self.cluster.connection_string,
             "username": "Administrator",
             "password": PASSWORD,
@@ -59,15 +58,18 @@ class Kept:
             "documentSchema": "n INT, at TIMESTAMP",
             "onRollback": "resync",
         } | more
-        changes = self.spark.readStream.format("couchbase.dcp").options(**options).load()
-        query = (
-            changes.writeStream.foreachBatch(sink or self.sink)
-            .option("checkpointLocation", str(self.checkpoint))
-            .trigger(availableNow=True)
-            .start()
-        )
-        assert query.awaitTermination(PATIENCE), "the query does not end"
-        return query
+
+    def changes(self, **more):
+        options = self.options(**more)
+        return self.spark.readStream.format("couchbase.dcp").options(**options).load()
+
+    def run(self, sink=None, **more):
+        """Lets the query do what there is to do; gives its progress."""
+        self.cluster.persist()
+        writer = self.changes(**more).writeStream.foreachBatch(sink or self.sink)
+        writer = writer.option("checkpointLocation", str(self.checkpoint))
+        _, progress = read_available(writer, self.options(**more), PATIENCE)
+        return progress
 
     def forget_commit(self):
         """Has the last batch run again, as if the driver had died at its end."""

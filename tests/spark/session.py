@@ -40,6 +40,53 @@ def run_for_ever(options, folder):
     ).trigger(processingTime="0 seconds").start().awaitTermination()
 
 
+class CrashError(Exception):
+    """Ends a batch in the middle."""
+
+
+def run_available_now(options, folder):
+    """Lets trigger(availableNow=True) end a query, with a limit and after a crash; prints rows."""
+    from pyspark.errors import StreamingQueryException
+
+    import dcp_rs.spark
+
+    spark = new_session()
+    dcp_rs.spark.register(spark)
+    counts = []
+
+    def count(batch, _):
+        counts.append(batch.count())
+
+    def crash(_, number):
+        raise CrashError(number)
+
+    def writer(sink, **more):
+        read = options | more
+        changes = spark.readStream.format("couchbase.dcp").options(**read).load()
+        return changes.writeStream.foreachBatch(sink).option("checkpointLocation", folder)
+
+    def run(what, sink, **more):
+        print(f"-- {what}", file=sys.stderr, flush=True)  # noqa: T201 - the test reads it
+        counts.clear()
+        query = writer(sink, **more).trigger(availableNow=True).start()
+        try:
+            query.awaitTermination()
+        except StreamingQueryException as error:
+            if "CrashError" not in str(error):
+                raise
+        print(f"-- rows: {sum(counts)}", file=sys.stderr, flush=True)  # noqa: T201
+
+    limit = {"maxOffsetsPerTrigger": "100"}
+    run("limited", count, **limit)
+    run("crashed", crash, **limit)
+    run("restarted", count)
+    print("-- helped", file=sys.stderr, flush=True)  # noqa: T201
+    counts.clear()
+    dcp_rs.spark.run_available_now(writer(count, **limit), options)
+    print(f"-- rows: {sum(counts)}", file=sys.stderr, flush=True)  # noqa: T201
+    spark.stop()
+
+
 def own_home(folder):
     """Makes an installation of Spark whose executors have their folders and logs in `folder`."""
     import pyspark
@@ -92,17 +139,20 @@ def run_in_cluster(options, folder):
     dcp_rs.spark.register(spark)
     changes = spark.readStream.format("couchbase.dcp").options(**options).load()
     rows = changes.mapInArrow(kill_executor_once(folder), changes.schema)
-    query = (
+    writer = (
         rows.writeStream.format("parquet")
         .option("path", f"{folder}/rows")
         .option("checkpointLocation", f"{folder}/checkpoint")
-        .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    dcp_rs.spark.run_available_now(writer, options)
     spark.stop()
 
 
 if __name__ == "__main__":
     what, *arguments = json.loads(sys.stdin.readline())
-    {"for ever": run_for_ever, "in a cluster": run_in_cluster}[what](*arguments)
+    jobs = {
+        "for ever": run_for_ever,
+        "available now": run_available_now,
+        "in a cluster": run_in_cluster,
+    }
+    jobs[what](*arguments)

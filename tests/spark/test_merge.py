@@ -37,12 +37,12 @@ def test_a_batch_that_is_in_the_table_is_not_even_read(kept):
     kept.run()
     before = kept.delta().version()
     kept.forget_commit()
-    (again,) = kept.run().recentProgress
+    (again,) = kept.run()
     assert (again["batchId"], again["numInputRows"]) == (0, 0)
     assert kept.delta().version() == before
     kept.forget_commit()
     kept.write(20, 40, 2)
-    skipped, new = kept.run().recentProgress
+    skipped, new = kept.run()
     assert (skipped["batchId"], skipped["numInputRows"]) == (0, 0)
     assert (new["batchId"], new["numInputRows"] > 0) == (1, True)
     assert kept.table() == kept.truth()

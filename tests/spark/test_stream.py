@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import dcp_rs.spark
-from query import PATIENCE, Query
+from query import ENDS_AFTER_ONE_BATCH, PATIENCE, Query, read_available
 from sequence import documents
 
 # The first test waits for Spark to start, too.
@@ -32,11 +32,52 @@ def query(spark, options, tmp_path, cluster):
 
 def test_available_now_reads_everything_in_limited_batches(query, load):
     expected = load(1000)
-    ended = query.run(maxOffsetsPerTrigger="300")
-    sizes = [progress["numInputRows"] for progress in ended.recentProgress]
+    query.run(maxOffsetsPerTrigger="300")
+    sizes = [progress["numInputRows"] for progress in query.progress]
     assert max(sizes) <= 300
     assert sum(sizes) == 1000
     assert documents(query.rows()) == expected
+
+
+def test_available_now_leaves_nothing_or_says_what_it_leaves(options, cluster, tmp_path):
+    for n in range(1000):
+        cluster.upsert(b"key_%d" % n, b"{}")
+    cluster.persist()
+    program = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("session.py"))]
+    job = json.dumps(["available now", options, str(tmp_path)]) + "\n"
+    done = subprocess.run(program, input=job, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr[-5000:]
+    said = re.findall(r"^-- (\w+)\n(.*?)^-- rows: (\d+)$", done.stderr, re.MULTILINE | re.DOTALL)
+    rows = {name: int(count) for name, _, count in said}
+    left = {
+        name: re.findall(r"(\w+): this batch leaves (\d+) seqnos", log) for name, log, _ in said
+    }
+    if ENDS_AFTER_ONE_BATCH:
+        assert rows == {"limited": 100, "crashed": 0, "restarted": 100, "helped": 800}
+        assert left["limited"] == [("batch", "900")]
+        assert left["restarted"] == [("first", "800")]
+        assert "run the query again, as dcp_rs.spark.run_available_now does" in done.stderr
+    else:
+        assert rows == {"limited": 1000, "crashed": 0, "restarted": 0, "helped": 0}
+        assert not any(left.values())
+
+
+def test_a_wrapper_of_available_now_that_hides_the_start_is_refused_by_name(spark, query, cluster):
+    name = "spark.sql.streaming.triggerAvailableNowWrapper.enabled"
+    spark.conf.set(name, "true")
+    try:
+        cluster.upsert(b"first", b"{}")
+        query.run()
+        cluster.upsert(b"second", b"{}")
+        if ENDS_AFTER_ONE_BATCH:
+            refused = rf"COUCHBASE_DCP_SPARK_VERSION\] {re.escape(name)}"
+            with pytest.raises(Exception, match=refused):
+                query.run()
+            spark.conf.unset(name)
+        query.run()
+    finally:
+        spark.conf.unset(name)
+    assert sorted(row.key for row in query.rows()) == ["first", "second"]
 
 
 def test_a_restart_goes_on_where_it_was(query, cluster):
@@ -114,8 +155,8 @@ def test_a_killed_driver_goes_on_where_it_was(query, options, cluster, tmp_path)
 
 def test_the_password_is_nowhere(query, options, load, tmp_path, caplog):
     load(50)
-    ended = query.run()
-    told = [json.dumps(progress, default=str) for progress in ended.recentProgress]
+    query.run()
+    told = [json.dumps(progress, default=str) for progress in query.progress]
     told += [path.read_bytes().decode("latin-1") for path in tmp_path.rglob("*") if path.is_file()]
     assert any(re.search(r'"bucket\\*" ?:', text) for text in told), "the offsets are among it"
     with pytest.raises(Exception, match="COUCHBASE_DCP_") as raised:
@@ -139,11 +180,11 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
     cluster.upsert(b"before", b"{}")
     batches = []
 
-    def start(sink, **trigger):
-        read = options | {"startingOffsets": "latest", "persistedOnly": "false"}
+    read = options | {"startingOffsets": "latest", "persistedOnly": "false"}
+
+    def writer(sink):
         changes = spark.readStream.format("couchbase.dcp").options(**read).load()
-        writer = changes.writeStream.foreachBatch(sink)
-        return writer.option("checkpointLocation", str(tmp_path)).trigger(**trigger).start()
+        return changes.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path))
 
     def collect(batch, _):
         batches.append([row.key for row in batch.collect()])
@@ -156,7 +197,7 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
     own = [vbucket for vbucket in range(64) if cluster.copies_of(vbucket)[0] == 0]
     condition = {"opcode": "OBSERVE_SEQNO", "node": 0, "nth": len(own)}
     cluster.set_faults([{"condition": condition, "reaction": {"delay": {"seconds": 2}}}])
-    running = start(fail, processingTime="0 seconds")
+    running = writer(fail).trigger(processingTime="0 seconds").start()
     try:
         deadline = time.monotonic() + PATIENCE
         while cluster.fault_counts() != [1]:
@@ -172,8 +213,7 @@ def test_a_first_batch_that_failed_starts_again_at_what_was_latest(
         running.stop()
     cluster.upsert(b"meanwhile", b"{}")
     assert batches == [[first.decode()]]
-    ended = start(collect, availableNow=True)
-    assert ended.awaitTermination(PATIENCE)
+    read_available(writer(collect), read)
     assert batches[1:] == [[first.decode()], ["meanwhile"]]
 
 
