@@ -94,7 +94,10 @@ def register(spark: SparkSession) -> None:
 
 
 def merge_into(
-    table: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+    table: str | os.PathLike[str],
+    *,
+    storage_options: Mapping[str, str] | None = None,
+    name: str | None = None,
 ) -> MergeInto:
     """Creates a sink that keeps a Delta table in step with the documents of a bucket.
 
@@ -115,19 +118,24 @@ def merge_into(
     Args:
         table: Folder of the table, or its URI.
         storage_options: Options of the object store, passed to deltalake.
+        name: The query's `queryName`. Only Spark Connect needs it, and only if several queries run
+            in one session. It finds the query among these, so it may change; the table still
+            belongs to the query's checkpoint.
 
     Returns:
         A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver as
             Arrow data; bound a batch with the option `maxOffsetsPerTrigger`. It raises
             `dcp_rs.exceptions.ConfigError`, before it writes any of the batch, if the table belongs
             to another query or has rows from elsewhere, lacks earlier batches of this query, or
-            contradicts the schema, or if the query does not resync.
+            contradicts the schema, or if the query does not resync, or if Connect does not say
+            which query it is.
 
     Raises:
-        ConfigError: deltalake is too old.
+        ConfigError: deltalake is too old, or the name is no text.
         ImportError: It is not installed.
     """
     require_pyarrow("merge_into", "delta")
     from dcp_rs.spark.merge import MergeInto
 
-    return MergeInto(os.fspath(table), storage_options)
+    _checks.text("name", name, optional=True)
+    return MergeInto(os.fspath(table), storage_options, name)

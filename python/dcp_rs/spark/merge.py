@@ -18,6 +18,7 @@ from dcp_rs.replication.delta_files import local_folder
 from dcp_rs.replication.delta_schema import LIBRARY
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
+from dcp_rs.spark import connect
 from dcp_rs.spark.options import options_as_written
 
 if TYPE_CHECKING:
@@ -43,12 +44,20 @@ _VARIANT = re.compile(r'(?:^|[tT]ype":)"variant"')
 class MergeInto:
     """The sink of `dcp_rs.spark.merge_into`."""
 
-    def __init__(self, location: str, storage_options: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        location: str,
+        storage_options: Mapping[str, str] | None = None,
+        name: str | None = None,
+    ) -> None:
         require("merge_into", LIBRARY, "delta")
         # To refuse a folder that cannot be one before there is a batch.
         local_folder(location)
         self._location = location
         self._storage_options = storage_options
+        self._name = name
+        # Over Connect, Spark makes the sink again in the process that it runs batches in.
+        self._queries = connect.queries_of_worker()
         self._query = ""
         self._table: DeltaTable | None = None
 
@@ -63,10 +72,20 @@ class MergeInto:
             for field in batch.schema:
                 if _VARIANT.search(field.dataType.json()):
                     raise variant_refused(field.name, LIBRARY)
-            self._take(self._of(_query_of(batch)), batch, batch_id)
+            query = _query_of(batch) or self._query_over_connect()
+            self._take(self._of(query), batch, batch_id)
+
+    def __reduce__(self) -> tuple[type[MergeInto], tuple[Any, ...]]:
+        """Pickles what it was made of."""
+        return type(self), (self._location, self._storage_options, self._name)
 
     def __repr__(self) -> str:
         return f"merge_into({self._location!r})"
+
+    def _query_over_connect(self) -> str:
+        # This process has one query, which may be the only one of its session just at first.
+        known = self._query if self._queries is not None else ""
+        return known or connect.query_id(self._queries, self._name)
 
     def _of(self, query: str) -> DeltaTable:
         """Returns the table, with the transactions of a query."""
@@ -135,14 +154,10 @@ class MergeInto:
         return batch_id > last
 
 
-def _query_of(batch: DataFrame) -> str:
+def _query_of(batch: DataFrame) -> str | None:
+    """Returns the query that runs a batch, which Spark Connect does not say."""
     context = getattr(batch.sparkSession, "sparkContext", None)
     query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
-    if not query:
-        raise ConfigError(
-            "works only in foreachBatch of a streaming query, without Spark Connect",
-            option="merge_into",
-        )
     return query
 
 
