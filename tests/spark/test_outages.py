@@ -236,6 +236,18 @@ class TestCollections:
         with pytest.raises(Exception, match=r"COUCHBASE_DCP_FILTER_CHANGED.*shop\.carts"):
             query.run(collections="shop.carts")
 
+    def test_what_is_new_in_a_wider_choice_is_read_by_a_query_of_its_own(self, shop, tmp_path):
+        cluster, query = shop
+        query.run(collections="shop.carts")
+        advice = "would miss.*read the other collections with a query"
+        with pytest.raises(Exception, match=rf"COUCHBASE_DCP_FILTER_CHANGED.*{advice}"):
+            query.run(collections="shop.*")
+        new = Query(query.spark, query.options, tmp_path / "new", cluster)
+        for each, name in ((new, "orders"), (query, "carts")):
+            each.run(collections=f"shop.{name}")
+            assert sorted({row.collection for row in each.rows()}) == [name]
+            assert len(each.rows()) == 20
+
     def test_the_lag_is_that_of_what_is_read(self, shop):
         cluster, query = shop
         write(cluster, [f"default_{n}" for n in range(100)], b"1")
@@ -269,10 +281,16 @@ def test_the_lag_is_what_the_server_has_and_not_what_was_planned(start_cluster):
 def test_an_end_is_refused_for_a_stream(spark, start_cluster):
     _, query = start_cluster(nodes=1)
     options = query.options | {"endingOffsets": "latest"}
-    with pytest.raises(Exception, match=r"COUCHBASE_DCP_CONFIG.*endingOffsets"):
+    with pytest.raises(Exception, match=r"COUCHBASE_DCP_CONFIG.*endingOffsets") as raised:
         spark.readStream.format(FORMAT).options(**options).load().writeStream.format(
             "noop"
         ).start().awaitTermination(PATIENCE)
+    first, *_, last = str(raised.value).partition(" SQLSTATE")[0].splitlines()
+    line = (
+        "[COUCHBASE_DCP_CONFIG] endingOffsets: a stream has no end; use trigger(availableNow=True)"
+    )
+    assert line in first
+    assert line in last
 
 
 def test_an_outage_shorter_than_the_retry_timeout_stops_no_query(start_cluster):

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import ContextDecorator
 from typing import TYPE_CHECKING
 
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.options import as_written
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from types import TracebackType
+
+
+# What Spark makes possible, by the code of an error.
+_ADVICE = {
+    "filter_changed": ". To back-fill only what is new, keep this query as it was, and read the "
+    "other collections with a query and a checkpoint of their own"
+}
 
 
 class SparkReadError(DcpError):
@@ -27,6 +34,10 @@ class SparkReadError(DcpError):
         self.code = code
         self._message = message
 
+    def again(self) -> SparkReadError:
+        """Returns the same error, as if it had not been raised."""
+        return type(self)(self.code, self._message)
+
     def __reduce__(self) -> tuple[type[SparkReadError], tuple[str, str]]:
         """Pickles with both arguments, which `Exception` alone would lose."""
         return type(self), (self.code, self._message)
@@ -39,13 +50,27 @@ def coded(error: DcpError, doing: str) -> SparkReadError:
     if isinstance(error, ConfigError):
         as_written(error)
     code = f"COUCHBASE_DCP_{(error.code or 'failed').upper()}"
-    return SparkReadError(code, f"{doing}: {error}")
+    return SparkReadError(code, f"{doing}: {error}{_ADVICE.get(error.code or '', '')}")
 
 
-@contextmanager
-def options_coded() -> Iterator[None]:
-    """Adds a code to errors about options, for functions that Spark calls."""
-    try:
-        yield
-    except ConfigError as error:
-        raise SparkReadError("COUCHBASE_DCP_CONFIG", str(error)) from error
+class options_coded(ContextDecorator):  # noqa: N801 - reads as a function
+    """Has errors say what is wrong first and last, with a code, for functions that Spark calls.
+
+    The text of Spark's error is a traceback. If it has the cause, it begins with it: that is the
+    same error here, without the frames that led to it.
+    """
+
+    def __enter__(self) -> None:
+        """Does nothing."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Raises an error of ours anew."""
+        if isinstance(error, ConfigError):
+            error = SparkReadError("COUCHBASE_DCP_CONFIG", str(error))
+        if isinstance(error, SparkReadError):
+            raise error.again() from error.again()

@@ -13,7 +13,7 @@ import dcp_rs
 from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.spark.driver import Driver
-from dcp_rs.spark.errors import options_coded
+from dcp_rs.spark.errors import SparkReadError, options_coded
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.planning import batch_partitions
 from dcp_rs.spark.position import Position, log_remaining
@@ -85,12 +85,22 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
     used.
     """
 
-    def __init__(self, table: Projection) -> None:
-        self._table = table
-        self._options = table.options
+    def __init__(self, table: Projection | SparkReadError) -> None:
+        self._given = table
         self._driver: Driver | None = None
         self._initial: Offsets | None = None
         self._position = Position()
+
+    @property
+    def _table(self) -> Projection:
+        # PySpark hides what is raised before there is a reader behind an UnboundLocalError.
+        if isinstance(self._given, SparkReadError):
+            raise self._given
+        return self._given
+
+    @property
+    def _options(self) -> ReadOptions:
+        return self._table.options
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickles without connections."""
@@ -125,6 +135,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
                 self._initial = initial
         return self._initial
 
+    @options_coded()
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Returns the limit of each micro-batch."""
         if self._options.max_offsets_per_trigger is None:
@@ -229,14 +240,20 @@ class CouchbaseDcpDataSource(api.DataSource):
 
     def streamReader(self, schema: StructType) -> CouchbaseDcpStreamReader:  # noqa: N802
         """Makes the reader of `spark.readStream`."""
-        with options_coded():
-            if any(name.lower() == "endingoffsets" for name in self.options):
-                raise ConfigError(
-                    "a stream has no end; use trigger(availableNow=True) to "
-                    "read what is there now, or spark.read",
-                    option="endingOffsets",
-                )
-        return CouchbaseDcpStreamReader(self._project(schema))
+        try:
+            return CouchbaseDcpStreamReader(self._project_stream(schema))
+        except SparkReadError as error:
+            return CouchbaseDcpStreamReader(error)
+
+    @options_coded()
+    def _project_stream(self, wanted: StructType) -> Projection:
+        if any(name.lower() == "endingoffsets" for name in self.options):
+            raise ConfigError(
+                "a stream has no end; use trigger(availableNow=True) to "
+                "read what is there now, or spark.read",
+                option="endingOffsets",
+            )
+        return self._project(wanted)
 
     @options_coded()
     def _project(self, wanted: StructType) -> Projection:
