@@ -37,13 +37,13 @@ try:
         SupportsTriggerAvailableNow,
     )
 except ImportError:  # before PySpark 4.2, which calls none of the methods that use the others
-    _TELLS_START = False
+    TELLS_START = False
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
         """Stands in for what older versions do not have."""
 
 else:
-    _TELLS_START = True
+    TELLS_START = True
 
 NAME = "couchbase.dcp"
 
@@ -190,7 +190,7 @@ class CouchbaseDcpStreamReader(api.DataSourceStreamReader, SupportsTriggerAvaila
         Before PySpark 4.2, a query that goes on first asks for those from the end of its newest
         batch to there, of which there are none.
         """
-        is_again = not _TELLS_START and self._position.is_planned(start, end)
+        is_again = not TELLS_START and self._position.is_planned(start, end)
         if start != end:
             start = end.get(_START, start)
         partitions = self._connected().partitions(start, end)
