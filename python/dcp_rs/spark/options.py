@@ -105,10 +105,12 @@ class ReadOptions:
     """`basic`, or `full`, which adds revision, expiry, flags, datatype and history branch."""
     include_value: bool = True
     """Whether to read documents. If not, the server does not send them."""
-    include: tuple[Literal["xattrs", "history"], ...] = ()
+    include: tuple[Literal["xattrs", "history", "system_events"], ...] = ()
     """`xattrs` adds the column `xattrs`, unless `columns` is set. `history` reads every version of
     a document that the server still has, in collections that keep their change history, and adds
-    the column `history`, unless `columns` is set."""
+    the column `history`, unless `columns` is set. `system_events` adds rows for events of
+    collections, and the column `collection_id`, unless `columns` is set. With `documentSchema`,
+    it also adds `value`, which only these rows have."""
     key_type: Literal["string", "binary"] = _STREAM["key_type"]
     """`binary` for keys that are not UTF-8."""
     value_format: Literal["binary", "string", "variant"] = _STREAM["value_format"]
@@ -261,6 +263,17 @@ class ReadOptions:
             name="spark",
         )
 
+    @property
+    def value_is_of_events(self) -> bool:
+        """Whether only rows of events have a `value`, since documents have columns."""
+        return (
+            "system_events" in self.include
+            and self.document_schema is not None
+            and self.columns is None
+            and self.include_value
+            and self.value_format == _STREAM["value_format"]
+        )
+
     def table(self) -> dict[str, Any]:
         """Returns the columns that are read, by the names of `Schema`'s options.
 
@@ -268,6 +281,9 @@ class ReadOptions:
             ConfigError: Documents are not read, and an option is about them.
         """
         columns: Any = self.metadata if self.columns is None else self.columns
+        if self.columns is None and "system_events" in self.include:
+            columns = list(Schema(columns=self.metadata, include=self.include).names)
+            columns.insert(columns.index("collection") + 1, "collection_id")
         if not self.include_value:
             named = Schema(columns=columns, include=self.include).names
             needs_documents = {
@@ -489,8 +505,8 @@ def _paths(name: str, value: object) -> tuple[str, ...]:
 
 def _include(name: str, value: object) -> tuple[str, ...]:
     words = tuple(word.lower() for word in _names(name, value))
-    if not set(words) <= {"xattrs", "history"}:
-        raise _wrong(name, value, "xattrs, history, or both separated by a comma")
+    if not set(words) <= {"xattrs", "history", "system_events"}:
+        raise _wrong(name, value, "xattrs, history or system_events, or several with commas")
     return words
 
 

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import DataType, StructType
 
+EVENTS_ONLY = "couchbase.dcp.events"
+"""In the metadata of the column `value` in which only events have one."""
+
 
 @options_as_written()
 def table_schema(options: ReadOptions) -> dcp_rs.Schema:
@@ -46,8 +49,12 @@ def schema(options: Mapping[str, object] | ReadOptions) -> StructType:
     from pyspark.sql.types import StructField, StructType
 
     fields = table_schema(parsed).to_pyarrow()
+    notes = {"value": {EVENTS_ONLY: True}} if parsed.value_is_of_events else {}
     return StructType(
-        [StructField(field.name, _spark_type(field.type), field.nullable) for field in fields]
+        [
+            StructField(each.name, spark_type(each.type), each.nullable, notes.get(each.name))
+            for each in fields
+        ]
     )
 
 
@@ -128,20 +135,20 @@ def _reduced(options: ReadOptions, names: tuple[str, ...]) -> ReadOptions:
     return reduced
 
 
-def _spark_type(arrow_type: pa.DataType) -> DataType:
+def spark_type(arrow_type: pa.DataType) -> DataType:
     """Returns the Spark type whose Arrow form `arrow_type` is."""
     import pyarrow as pa
     from pyspark.sql import types
 
     if pa.types.is_map(arrow_type):
-        key, item = _spark_type(arrow_type.key_type), _spark_type(arrow_type.item_type)
+        key, item = spark_type(arrow_type.key_type), spark_type(arrow_type.item_type)
         return types.MapType(key, item)
     if pa.types.is_list(arrow_type):
-        return types.ArrayType(_spark_type(arrow_type.value_type))
+        return types.ArrayType(spark_type(arrow_type.value_type))
     if pa.types.is_struct(arrow_type):
         if any(b"variant" in (field.metadata or {}) for field in arrow_type):
             return types.VariantType()
-        fields = [types.StructField(each.name, _spark_type(each.type)) for each in arrow_type]
+        fields = [types.StructField(each.name, spark_type(each.type)) for each in arrow_type]
         return types.StructType(fields)
     if pa.types.is_decimal(arrow_type):
         return types.DecimalType(arrow_type.precision, arrow_type.scale)

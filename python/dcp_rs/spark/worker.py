@@ -53,7 +53,7 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
             with partition.open() as changes:
                 for batch in changes:
                     delivered = True
-                    yield pa.record_batch(batch)
+                    yield _without_marks(partition.options, pa.record_batch(batch))
         except DcpError as error:
             CLIENTS.forget(connection)
             # A client of an earlier task may no longer work: its node may be gone, the bucket
@@ -62,6 +62,23 @@ def read_partition(partition: Partition) -> Iterator[pa.RecordBatch]:
                 continue
             raise coded(error, doing) from error
         return
+
+
+def _without_marks(options: ReadOptions, batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Leaves out what comes with system events, and documents that have columns."""
+    if "system_events" not in options.include or "op" not in batch.schema.names:
+        return batch
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    is_mark = pc.equal(batch["op"], "caught_up")
+    if pc.any(is_mark).as_py():
+        batch = batch.filter(pc.invert(is_mark))
+    if options.value_is_of_events:
+        is_event = pc.equal(batch["op"], "system_event")
+        values = pc.if_else(is_event, batch["value"], pa.scalar(None, batch["value"].type))
+        batch = batch.set_column(batch.schema.get_field_index("value"), "value", values)
+    return batch
 
 
 _frozen_in: int | None = None
