@@ -189,11 +189,37 @@ def merge(spark, _):
     merged.keep(spark)
 
 
+def delta_tables(*_):
+    """Delta tables that the executors keep."""
+    import keeping_tables
+
+    keeping_tables.everything("delta")
+
+
+def iceberg_tables(*_):
+    """Iceberg tables that the executors keep."""
+    import keeping_tables
+
+    keeping_tables.everything("iceberg")
+
+
 TRIED = {
-    each.__name__: each for each in (batch, mapped, view, stream, connect, pipeline, delta, merge)
+    each.__name__: each
+    for each in (
+        batch,
+        mapped,
+        view,
+        stream,
+        connect,
+        pipeline,
+        delta,
+        merge,
+        delta_tables,
+        iceberg_tables,
+    )
 }
 # They start Spark for themselves.
-OWN = {"connect", "pipeline", "delta"}
+OWN = {"connect", "pipeline", "delta", "delta_tables", "iceberg_tables"}
 
 
 def main():

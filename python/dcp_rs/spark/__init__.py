@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 from dcp_rs import _checks
 from dcp_rs._libraries import require_pyarrow, require_spark
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.errors import SparkReadError
 from dcp_rs.spark.options import ReadOptions
 from dcp_rs.spark.partition import Partition, Partitions
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from dcp_rs.spark.merge import MergeInto
+    from dcp_rs.spark.merge_routes import RoutedMerge
+    from dcp_rs.spark.merge_table import TableMerge
 
 __all__ = [
     "Lag",
@@ -94,48 +97,70 @@ def register(spark: SparkSession) -> None:
 
 
 def merge_into(
-    table: str | os.PathLike[str],
+    path: str | os.PathLike[str] | None = None,
     *,
+    table: str | None = None,
+    tables: Mapping[str, object] | None = None,
     storage_options: Mapping[str, str] | None = None,
     name: str | None = None,
-) -> MergeInto:
-    """Creates a sink that keeps a Delta table in step with the documents of a bucket.
+) -> MergeInto | TableMerge | RoutedMerge:
+    """Creates a sink that keeps a table in step with the documents of a bucket.
 
         changes = spark.readStream.format("couchbase.dcp").options(**options).load()
-        sink = dcp_rs.spark.merge_into("/lake/airlines")
+        sink = dcp_rs.spark.merge_into(table="lake.travel.airlines")
         query = changes.writeStream.foreachBatch(sink).option("checkpointLocation", "...").start()
+
+    With `table`, Spark's executors merge each batch into a table of Delta or Iceberg, with the
+    format's runtime for Spark. With `path`, the driver collects the batch and merges it with
+    deltalake, without a jar: for tables whose batches fit into its memory.
 
     The stream needs the option `onRollback=resync`. The table has a row for each document, with the
     columns of the stream except `op`, and is created if it does not exist. It belongs to the query:
     a new checkpoint is a new query, and needs a new table.
 
-    Each batch is one commit, which records the query and the batch as an application transaction.
-    If Spark runs a batch again that the table already has, it is skipped before any of it is read.
-    The second run could have fewer rows, if keys were rewritten or a failover lost some, but
-    nothing is missed: the next batch starts from the same offsets, and has the newer versions or
-    begins with the rollback row.
+    Each batch is one commit, which notes the query and the batch. If Spark runs a batch again that
+    the table already has, it is skipped before any of it is read. The second run could have fewer
+    rows, if keys were rewritten or a failover lost some, but nothing is missed: the next batch
+    starts from the same offsets, and has the newer versions or begins with the rollback row.
 
     Args:
-        table: Folder of the table, or its URI.
-        storage_options: Options of the object store, passed to deltalake.
+        path: Folder of a Delta table, or its URI.
+        table: Name of a table, such as `catalog.schema.table`, instead; or a template such as
+            `lake.travel.{scope}_{collection}`, by which each collection has its own table.
+        tables: Templates by pattern of collections, instead, as `dcp_rs.replicate` has them: a
+            template, or a mapping with `table` and `document_schema`. The stream then has
+            documents in `value`.
+        storage_options: Options of the object store, passed to deltalake; only with `path`.
         name: The query's `queryName`. Only Spark Connect needs it, and only if several queries run
             in one session. It finds the query among these, so it may change; the table still
             belongs to the query's checkpoint.
 
     Returns:
-        A function for `DataStreamWriter.foreachBatch`. It collects each batch to the driver as
-            Arrow data; bound a batch with the option `maxOffsetsPerTrigger`. It raises
-            `dcp_rs.exceptions.ConfigError`, before it writes any of the batch, if the table belongs
-            to another query or has rows from elsewhere, lacks earlier batches of this query, or
-            contradicts the schema, or if the query does not resync, or if Connect does not say
-            which query it is.
+        A function for `DataStreamWriter.foreachBatch`. Bound a batch with the option
+            `maxOffsetsPerTrigger`. It raises `dcp_rs.exceptions.ConfigError`, before it writes any
+            of the batch, if the table belongs to another query or has rows from elsewhere, lacks
+            earlier batches of this query, or contradicts the schema, if the query does not resync,
+            if the format's runtime is missing, or if Connect does not say which query it is.
 
     Raises:
-        ConfigError: deltalake is too old, or the name is no text.
-        ImportError: It is not installed.
+        ConfigError: deltalake is too old, or not one of `path`, `table` and `tables` is given.
+        ImportError: deltalake is not installed, for `path`.
     """
+    if sum(each is not None for each in (path, table, tables)) != 1:
+        raise ConfigError("give one of them", option=("path", "table", "tables"))
+    _checks.text("name", name, optional=True)
+    if path is None:
+        if storage_options is not None:
+            raise ConfigError("is for a path: Spark has its own", option="storage_options")
+        if table is None or "{" in table:
+            from dcp_rs.spark.merge_routes import RoutedMerge
+
+            return RoutedMerge(table or tables or {}, name)
+        _checks.text("table", table)
+        from dcp_rs.spark.merge_table import TableMerge
+
+        return TableMerge(table, name)
     require_pyarrow("merge_into", "delta")
     from dcp_rs.spark.merge import MergeInto
 
-    _checks.text("name", name, optional=True)
-    return MergeInto(os.fspath(table), storage_options, name)
+    return MergeInto(os.fspath(path), storage_options, name)

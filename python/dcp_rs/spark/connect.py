@@ -1,6 +1,6 @@
-"""Which query a batch belongs to over Spark Connect, which does not tell `foreachBatch`.
+"""Which query a batch belongs to. Spark Connect does not tell `foreachBatch`.
 
-The server runs the function in a Python process for each query, as a client of its own. The
+Its server runs the function in a Python process for each query, as a client of its own. The
 process begins in the session that started the query, where the function is unpickled, and which
 lists its queries. From PySpark 4.3 on, each batch is in another session, which lists none.
 """
@@ -13,10 +13,44 @@ from typing import TYPE_CHECKING
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
     from pyspark.sql.connect.streaming.query import StreamingQueryManager
 
 # Set by the server for its Python processes.
 _SERVER = "SPARK_CONNECT_LOCAL_URL"
+
+
+class QueryOfBatch:
+    """Finds the id of the query that runs a batch. It is pickled with the sink.
+
+    Args:
+        name: The query's `queryName`, if Connect has to find it among others.
+    """
+
+    def __init__(self, name: str | None) -> None:
+        self._name = name
+        # Over Connect, Spark makes the sink again in the process that it runs batches in.
+        self._queries = queries_of_worker()
+        self._known = ""
+
+    def __call__(self, batch: DataFrame) -> str:
+        """Returns the id, which the query's checkpoint has.
+
+        Raises:
+            ConfigError: It cannot be found, or not told from others.
+        """
+        context = getattr(batch.sparkSession, "sparkContext", None)
+        query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
+        if query:
+            return query
+        # A process of Connect has one query, which may be the only one of its session just at first.
+        if self._queries is None or not self._known:
+            self._known = query_id(self._queries, self._name)
+        return self._known
+
+    def __reduce__(self) -> tuple[type[QueryOfBatch], tuple[str | None]]:
+        """Pickles without the queries of this process."""
+        return type(self), (self._name,)
 
 
 def queries_of_worker() -> StreamingQueryManager | None:

@@ -18,7 +18,7 @@ from dcp_rs.replication.delta_files import local_folder
 from dcp_rs.replication.delta_schema import LIBRARY
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
-from dcp_rs.spark import connect
+from dcp_rs.spark.connect import QueryOfBatch
 from dcp_rs.spark.options import options_as_written
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("dcp_rs")
 
 _IDENTITY = ("scope", "collection", "key")
-_NUMBERS = ("vbucket", "epoch", "seqno")
-_NEEDED = ("op", *_IDENTITY, *_NUMBERS)
+NUMBERS = ("vbucket", "epoch", "seqno")
+NEEDED = ("op", *_IDENTITY, *NUMBERS)
 _OPS = ("mutation", "deletion", "expiration", "rollback")
 # Scope and collection are null in clusters without collections.
 _SAME = (
@@ -56,15 +56,14 @@ class MergeInto:
         self._location = location
         self._storage_options = storage_options
         self._name = name
-        # Over Connect, Spark makes the sink again in the process that it runs batches in.
-        self._queries = connect.queries_of_worker()
+        self._query_of = QueryOfBatch(name)
         self._query = ""
         self._table: DeltaTable | None = None
 
     def __call__(self, batch: DataFrame, batch_id: int) -> None:
         """Commits a batch, unless the table already has it."""
         with options_as_written():
-            missing = [name for name in _NEEDED if name not in batch.schema.names]
+            missing = [name for name in NEEDED if name not in batch.schema.names]
             if missing:
                 raise ConfigError(
                     f"merge_into needs {', '.join(missing)} as well", option="columns"
@@ -72,8 +71,7 @@ class MergeInto:
             for field in batch.schema:
                 if _VARIANT.search(field.dataType.json()):
                     raise variant_refused(field.name, LIBRARY)
-            query = _query_of(batch) or self._query_over_connect()
-            self._take(self._of(query), batch, batch_id)
+            self._take(self._of(self._query_of(batch)), batch, batch_id)
 
     def __reduce__(self) -> tuple[type[MergeInto], tuple[Any, ...]]:
         """Pickles what it was made of."""
@@ -81,11 +79,6 @@ class MergeInto:
 
     def __repr__(self) -> str:
         return f"merge_into({self._location!r})"
-
-    def _query_over_connect(self) -> str:
-        # This process has one query, which may be the only one of its session just at first.
-        known = self._query if self._queries is not None else ""
-        return known or connect.query_id(self._queries, self._name)
 
     def _of(self, query: str) -> DeltaTable:
         """Returns the table, with the transactions of a query."""
@@ -154,21 +147,14 @@ class MergeInto:
         return batch_id > last
 
 
-def _query_of(batch: DataFrame) -> str | None:
-    """Returns the query that runs a batch, which Spark Connect does not say."""
-    context = getattr(batch.sparkSession, "sparkContext", None)
-    query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
-    return query
-
-
 def _check_rows(changes: pa.Table) -> None:
     """Checks that a batch has rows of the source, which the query may have changed.
 
     Raises:
         ConfigError: A row cannot be merged.
     """
-    kinds = {name: changes.schema.field(name).type for name in _NEEDED}
-    wrong = [name for name in _NUMBERS if not pa.types.is_integer(kinds[name])]
+    kinds = {name: changes.schema.field(name).type for name in NEEDED}
+    wrong = [name for name in NUMBERS if not pa.types.is_integer(kinds[name])]
     if not (pa.types.is_string(kinds["key"]) or pa.types.is_binary(kinds["key"])):
         wrong.append("key")
     if wrong:

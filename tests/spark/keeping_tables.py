@@ -1,0 +1,366 @@
+"""Kills, failovers and drops while `merge_into(table=...)` keeps a table.
+
+`on_version.py` runs it. The driver is a process of its own, which kills itself at a step that is
+chosen: before the merge, after it and before Spark's own commit, or between two tables.
+"""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+
+from pyspark.errors import PySparkException
+
+import dcp_rs
+import dcp_rs.spark
+import kept_tables
+import merged
+from kept_tables import KeptTable
+from merged import PASSWORD
+
+
+def child(kind, folder, options, name, steps):
+    """Runs the query in this process, which kills itself at the next step of the list."""
+    from dcp_rs.spark.merge_target import Target
+
+    spark = kept_tables.session(kind, folder)
+    sink = dcp_rs.spark.merge_into(table=name)
+    steps = list(steps)
+    take = Target.take
+
+    def die(step):
+        if steps[:1] == [step]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def take_and_die(*arguments):
+        take(*arguments)
+        die("between")
+
+    def merge(batch, batch_id):
+        die("before")
+        sink(batch, batch_id)
+        die("after")
+
+    Target.take = take_and_die
+    kept_tables.run(spark, options, f"{folder}/checkpoint", merge)
+    rows, batches = [], {}
+    for table in tables(spark, name):
+        rows += [
+            row.asDict() for row in spark.table(table).select("collection", "key", "n").collect()
+        ]
+        batches[table] = kept_tables.batches(spark, kind, table)
+    sys.stdout.write(f"{json.dumps(rows)}\n{json.dumps(batches)}\n")
+    sys.stdout.flush()
+    os._exit(0)
+
+
+def tables(spark, name):
+    """Gives the tables that a name or a template stands for."""
+    schema, _, table = name.rpartition(".")
+    if "{" not in table:
+        return [name]
+    prefix = table.partition("{")[0]
+    rows = spark.sql(f"SHOW TABLES IN {schema} LIKE '{prefix}*'").collect()
+    return sorted(f"{schema}.`{row['tableName']}`" for row in rows)
+
+
+def run_child(kind, folder, options, name, steps=()):
+    """Runs `child` as a process; gives its rows and batches, or None if it was killed."""
+    done = subprocess.run(
+        [sys.executable, __file__],
+        input=json.dumps([kind, str(folder), options, name, list(steps)]),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if steps:
+        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
+        return None
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows, batches = map(json.loads, done.stdout.strip().splitlines()[-2:])
+    keys = {(row["collection"], row["key"]) for row in rows}
+    assert len(keys) == len(rows), "a document is doubled"
+    for table, numbers in batches.items():
+        assert numbers == sorted(set(numbers)), f"{table} has a batch twice: {numbers}"
+    return {(row["collection"], row["key"]): row["n"] for row in rows}
+
+
+class Killed(KeptTable):
+    """A cluster with two collections, and the query that is killed."""
+
+    COLLECTIONS = ("a", "b")
+
+    def __init__(self, kind, name):
+        self.kind, self.name = kind, name
+        self.cluster = dcp_rs.testing.EmbeddedCluster(
+            vbuckets=4, bucket="merged", password=PASSWORD
+        )
+        self.cluster.create_scope("s")
+        for collection in self.COLLECTIONS:
+            self.cluster.create_collection(f"s.{collection}")
+        schema = {} if "{" not in name else {"documentSchema": "n INT"}
+        self.read = self.options(maxOffsetsPerTrigger=80, **schema)
+
+    def change(self, chosen, n):
+        for _ in range(20):
+            collection, key = f"s.{chosen.choice(self.COLLECTIONS)}", f"key_{chosen.randrange(60)}"
+            self.cluster.upsert(key, {"n": n}, collection=collection)
+            if chosen.random() < 0.2:
+                self.cluster.remove(key, collection=collection)
+
+    def truth(self):
+        found = {}
+        for collection in self.COLLECTIONS:
+            for n in range(60):
+                document = self.cluster.get(f"key_{n}", collection=f"s.{collection}")
+                if document is not None:
+                    found[collection, f"key_{n}"] = json.loads(document.value)["n"]
+        return found
+
+
+def kill(kind, count, name=None, steps=("before", "after"), seed=0):
+    """Kills the driver at steps of its batches, with writes and lost tails between."""
+    chosen = random.Random(seed)
+    name = name or kept_tables.TABLES[kind]
+    with tempfile.TemporaryDirectory() as folder:
+        killed = Killed(kind, name)
+        for n in range(count):
+            killed.change(chosen, n)
+            if n % 4 == 3:
+                killed.lose()
+                killed.change(chosen, n)
+            killed.cluster.persist()
+            run_child(kind, folder, killed.read, name, [steps[n % len(steps)]])
+        killed.cluster.persist()
+        assert run_child(kind, folder, killed.read, name) == killed.truth()
+        killed.cluster.close()
+
+
+def routes(spark, kind):
+    """Each collection has its table, with columns of its own."""
+    prefix = kept_tables.TABLES[kind].rpartition(".")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.sink = dcp_rs.spark.merge_into(
+            tables={
+                "s.a": {"table": f"{prefix}.of_{{collection}}", "document_schema": "n INT"},
+                "s.*": {"table": f"{prefix}.of_{{collection}}", "document_schema": "name STRING"},
+            }
+        )
+        cluster = kept.cluster
+        cluster.create_scope("s")
+        for name in ("s.a", "s.b"):
+            cluster.create_collection(name)
+            cluster.upsert("k", {"n": 1, "name": name}, collection=name)
+        given = kept.options(include="system_events")
+        del given["documentSchema"]
+        kept.options = lambda **_: given
+        kept.run()
+        a, b = (spark.table(f"{prefix}.of_{each}") for each in "ab")
+        assert [(row.key, row.n) for row in a.collect()] == [("k", 1)]
+        assert [(row.key, row.name) for row in b.collect()] == [("k", "s.b")]
+        assert "name" not in a.columns
+        cluster.upsert("k", {"n": 2}, collection="s.a")
+        cluster.drop_collection("s.b")
+        kept.run()
+        a, b = (spark.table(f"{prefix}.of_{each}") for each in "ab")
+        assert [(row.key, row.n) for row in a.collect()] == [("k", 2)]
+        assert b.count() == 0
+        cluster.create_collection("s.c")
+        for name in ("s.a", "s.c"):
+            cluster.upsert("k", {"n": 3}, collection=name)
+        same = {"s.a": f"{prefix}.of_a", "s.c": f"{prefix}.of_a"}
+        kept.sink = dcp_rs.spark.merge_into(tables=same)
+        _refused(kept, "s.a and s.c have one table")
+        kept.sink = dcp_rs.spark.merge_into(tables={"s.a": f"{prefix}.of_a"})
+        _refused(kept, "names no table for s.c")
+        assert [(row.key, row.n) for row in a.collect()] == [("k", 2)], "half a batch"
+        kept.close()
+
+
+def once(spark, kind):
+    """A batch is read once from the cluster, and one that is in the table not at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.write(0, 60, 1)
+        reads = spark.sparkContext.accumulator(0)
+
+        def counting(batches):
+            for batch in batches:
+                reads.add(batch.num_rows)
+                yield batch
+
+        def count(batch, batch_id):
+            kept.sink(batch.mapInArrow(counting, batch.schema), batch_id)
+
+        kept.run(count)
+        assert kept.table() == kept.truth()
+        changes = spark.read.format("couchbase.dcp").options(**kept.options()).load().count()
+        assert reads.value == changes, "read more than once"
+        kept.forget_commit()
+        kept.run(count)
+        assert reads.value == changes, "a batch of the table was read"
+        assert kept.batches() == [0]
+        kept.close()
+
+
+def again(spark, kind):
+    """Batches that run again on the rows alone change nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.write(0, 60, 1)
+        kept.run()
+        kept.write(20, 40, 2)
+        before = kept.rows
+
+        def twice(batch, batch_id):
+            kept.sink(batch, batch_id)
+            rows = sorted(before(), key=lambda row: row["key"])
+            from dcp_rs.spark import merge_sql, merge_table
+
+            with merge_table.materialised(batch) as changes:
+                changes.createOrReplaceTempView("again")
+                names = [name for name in batch.columns if name != "op"]
+                source = merge_sql.newest("again", names, merge_sql.Removals())
+                table = merge_sql.quoted(*merge_sql.parts_of(kept.name))
+                statement = merge_sql.merge(table, source, names, merge_sql.Removals())
+                batch.sparkSession.sql(statement).collect()
+            assert sorted(before(), key=lambda row: row["key"]) == rows
+
+        kept.run(twice)
+        assert kept.table() == kept.truth()
+        kept.close()
+
+
+def drops(spark, kind):
+    """Documents of a dropped collection go, and those of a new one of its name stay."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        cluster = kept.cluster
+        cluster.create_scope("s")
+        for name in ("s.a", "s.b"):
+            cluster.create_collection(name)
+            for n in range(10):
+                cluster.upsert(f"k{n}", {"n": n}, collection=name)
+        kept.run(include="system_events")
+        rows = kept.rows()
+        assert {(row["collection"], row["key"]) for row in rows} == {
+            (name, f"k{n}") for name in "ab" for n in range(10)
+        }
+        assert "value" not in rows[0]
+        cluster.drop_collection("s.a")
+        cluster.upsert("k3", {"n": 33}, collection="s.b")
+        kept.run(include="system_events")
+        assert {row["collection"] for row in kept.rows()} == {"b"}
+        cluster.create_collection("s.a")
+        cluster.upsert("k1", {"n": 7}, collection="s.a")
+        cluster.drop_collection("s.b")
+        cluster.create_collection("s.b")
+        cluster.upsert("k2", {"n": 8}, collection="s.b")
+        kept.run(include="system_events")
+        found = {(row["collection"], row["key"]): row["n"] for row in kept.rows()}
+        assert found == {("a", "k1"): 7, ("b", "k2"): 8}
+        kept.close()
+
+
+def feed(spark, kind):
+    """A reader of Delta's change data feed sees what happened, in a table the user made."""
+    if kind != "delta":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        spark.sql(
+            f"CREATE TABLE {kept.name} (key STRING, n INT) USING delta CLUSTER BY (key) "
+            "TBLPROPERTIES (delta.enableChangeDataFeed = true, 'mine' = 'kept')"
+        )
+        for key, n in {"a": 1, "b": 1, "c": 1}.items():
+            kept.cluster.upsert(key, {"n": n})
+        kept.run()
+        kept.cluster.upsert("a", {"n": 2})
+        kept.cluster.remove("b")
+        kept.cluster.upsert("d", {"n": 1})
+        kept.run()
+        changes = spark.sql(f"SELECT * FROM table_changes('{kept.name}', 1)").collect()
+        seen = {(row["_change_type"], row["key"], row["n"]) for row in changes}
+        assert seen == {
+            ("insert", "a", 1), ("insert", "b", 1), ("insert", "c", 1), ("insert", "d", 1),
+            ("update_preimage", "a", 1), ("update_postimage", "a", 2), ("delete", "b", 1),
+        }  # fmt: skip
+        detail = spark.sql(f"DESCRIBE DETAIL {kept.name}").first()
+        assert detail["clusteringColumns"] == ["key"]
+        assert detail["properties"]["mine"] == "kept"
+        kept.close()
+
+
+def refusals(spark, kind):
+    """What cannot be merged is refused by name, before anything is written."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.write(0, 60, 1)
+        _refused(kept, "op must be one of", partial(_changed, kept, "'upsert' AS op"))
+        _refused(kept, "key is null in a row", partial(_changed, kept, "NULL::string AS key"))
+        assert not kept.has_table(), "half a table"
+        kept.run()
+        rows = kept.rows()
+        _refused(kept, "documentSchema: .* n is int but", documentSchema="n STRING, at TIMESTAMP")
+        _refused(kept, "documentSchema: lacks at, which", documentSchema="n INT")
+        kept.lose()
+        kept.write(0, 9, 2)
+        _refused(kept, "onRollback: vBucket . was rolled back", onRollback="emit")
+        assert kept.rows() == rows
+        kept.run(documentSchema="n INT, at TIMESTAMP, name STRING")
+        assert kept.table() == kept.truth()
+        assert "name" in kept.rows()[0]
+        checkpoint, kept.checkpoint = kept.checkpoint, Path(folder, "another")
+        _refused(kept, r"belongs to dcp_rs\.spark\.")
+        kept.checkpoint = checkpoint
+        spark.sql(f"DELETE FROM {kept.name} WHERE n = 1")
+        kept.write(0, 9, 3)
+        _refused(kept, "is not as this query left it")
+        spark.sql(f"DROP TABLE {kept.name}")
+        _refused(kept, "lacks the batches of this query before")
+        spark.sql(f"CREATE TABLE {kept.name} (key STRING) USING {kind}")
+        spark.sql(f"INSERT INTO {kept.name} VALUES ('a')")
+        _refused(kept, "has rows that dcp_rs did not write")
+        kept.close()
+
+
+def _changed(kept, column, batch, batch_id):
+    name = column.split()[-1]
+    others = [f"`{each}`" for each in batch.columns if each != name]
+    kept.sink(batch.selectExpr(*others, column), batch_id)
+
+
+def _refused(kept, told, sink=None, **more):
+    reason = None
+    try:
+        kept.run(sink, **more)
+    except PySparkException as error:
+        reason = str(error)
+    assert reason is not None, f"not refused: {told}"
+    assert re.search(told, reason), reason[:2000]
+
+
+def everything(kind):
+    """Tries all of it, and kills the driver DCP_SPARK_KILLS times."""
+    with tempfile.TemporaryDirectory() as folder:
+        spark = kept_tables.session(kind, folder)
+        merged.keep(spark, new=partial(KeptTable, kind=kind))
+        for each in (once, again, drops, feed, refusals, routes):
+            each(spark, kind)
+        spark.stop()
+    count = int(os.environ.get("DCP_SPARK_KILLS", "6"))
+    kill(kind, count - count // 3)
+    template = kept_tables.TABLES[kind].replace("kept", "of_{scope}_{collection}")
+    kill(kind, count // 3, template, ("between", "after", "before"))
+
+
+if __name__ == "__main__":
+    child(*json.loads(sys.stdin.read()))
