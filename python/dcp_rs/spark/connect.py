@@ -43,7 +43,7 @@ class QueryOfBatch:
         query: str | None = context and context.getLocalProperty("sql.streaming.queryId")
         if query:
             return query
-        # A process of Connect has one query, which may be the only one of its session just at first.
+        # A process of Connect has one query, which is the only one of its session at first.
         if self._queries is None or not self._known:
             self._known = query_id(self._queries, self._name)
         return self._known
