@@ -260,21 +260,25 @@ def test_a_partition_number_that_does_not_exist_is_an_error(options, load):
 
 
 @pytest.mark.parametrize("metadata", ["basic", "full"])
-def test_system_events_are_rows_with_the_id_of_their_collection(spark, cluster, options, metadata):
+@pytest.mark.parametrize("schema", [{"documentSchema": "n INT"}, {}])
+def test_system_events_are_rows_with_the_id_of_their_collection(cluster, options, metadata, schema):
     cluster.create_scope("s")
     cluster.create_collection("s.c")
     cluster.upsert("a", {"n": 1}, collection="s.c")
     cluster.drop_collection("s.c")
     cluster.upsert("b", {"n": 2})
-    more = {"include": "system_events", "metadata": metadata}
-    frame = (
-        spark.read.format("couchbase.dcp").options(**options, **more, documentSchema="n INT").load()
-    )
-    rows = frame.collect()
-    assert {row.op for row in rows} <= {"mutation", "system_event"}
-    assert {(row.key, row.n, row.value) for row in rows if row.op == "mutation"} >= {("b", 2, None)}
-    ended = [row for row in rows if row.op == "system_event" and b"EndCollection" in row.value]
+    given = options | schema | {"include": "system_events", "metadata": metadata}
+    batches = [
+        batch
+        for partition in dcp_rs.spark.partitions(given)
+        for batch in dcp_rs.spark.read_partition(partition)
+    ]
+    rows = pa.Table.from_batches(batches).to_pylist()
+    assert {row["op"] for row in rows} <= {"mutation", "system_event"}
+    (value,) = [row["value"] for row in rows if row["key"] == "b"]
+    assert value == (None if schema else b'{"n":2}')
+    events = [row for row in rows if row["op"] == "system_event"]
+    ended = [row for row in events if b"EndCollection" in row["value"]]
     assert len(ended) == len(cluster.high_seqnos())
-    assert len({row.collection_id for row in ended}) == 1
-    plain = spark.read.format("couchbase.dcp").options(**options, **more).load()
-    assert {row.value for row in plain.where("op = 'mutation'").collect()} >= {b'{"n": 2}'}
+    assert len({row["collection_id"] for row in ended}) == 1
+    assert batches[0].schema.names == dcp_rs.spark.schema(given).names
