@@ -27,6 +27,7 @@ _MISSING = re.compile(
     r"ClassNotFound|NoClassDefFound|NoSuchMethod|NoSuchField|IncompatibleClassChange"
     r"|AbstractMethodError|DATA_SOURCE_NOT_FOUND|Cannot find catalog plugin"
     r"|CATALOG_PLUGIN_CLASS_NOT_FOUND|CATALOG_NOT_FOUND|DELTA_CONFIGURE_SPARK_SESSION"
+    r"|REQUIRES_SINGLE_PART_NAMESPACE"
     r"|UNSUPPORTED_FEATURE\.TABLE_OPERATION|MERGE INTO TABLE is not supported"
     r"|Provider .* could not be instantiated|INCOMPATIBLE_DATA_SOURCE_REGISTER"
 )
@@ -220,7 +221,9 @@ def _tell(error: Exception, session: SparkSession, table: str, of: Format | None
     first = reason[:300]
     if _MISSING.search(reason):
         version = ".".join(session.version.split(".")[:2])
-        formats = (of,) if of is not None else tuple(FORMATS.values())
+        # The catalog of a table's name may be either's.
+        is_known = of is not None and not re.search(r"CATALOG_NOT_FOUND|_NAMESPACE", first)
+        formats = (of,) if of is not None and is_known else tuple(FORMATS.values())
         needed = [each.runtimes.get(version) for each in formats]
         artifacts = " or ".join(each for each in needed if each)
         what = (
