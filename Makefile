@@ -69,6 +69,11 @@ test-lowest: .postgres .installed-lowest ## Run the tests of targets, stores, me
 	@mkdir -p $(LOG)
 	@$(LOWEST_PY) -m pytest $$($(LOWEST_PY) scripts/libraries.py tests) $(ARGS) 2>&1 | tee $(LOG)/lowest.log
 
+# The versions that have the most rules of their own; `make long` runs all tests on all versions.
+test-spark-versions: .java .installed-spark-4.0 .installed-spark-4.1 ## Run the main Spark tests with PySpark 4.0 and 4.1
+	@mkdir -p $(LOG)
+	@$(PY) tests/spark/versions.py part
+
 # Downloads the clients with Maven and the Go toolchain on the first run.
 interop: .tshark .installed-test ## Read from the embedded cluster with third-party clients
 	@mkdir -p $(LOG)
@@ -112,6 +117,12 @@ sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes th
 
 server-tables: .rust ## Write the tables of docs/reference/servers.md from those in the code
 	@DCP_SERVER_TABLES=1 $(CARGO) test -p dcp-consumer --test integration --locked --quiet server_page
+
+spark-versions: .java .installed-test .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2 ## Run the Spark tests with every version (an hour); writes docs/spark-versions.json
+	@$(PY) tests/spark/versions.py all
+
+spark-table: .installed-test ## Write the table of versions in docs/guides/spark.md from docs/spark-versions.json
+	@$(PY) tests/spark/versions.py table
 
 notebooks: .java .installed-test ## Run the notebooks of docs/notebooks and save their output
 	@$(PY) scripts/notebooks.py $(ARGS)
@@ -292,6 +303,12 @@ $(STATE)/lowest-packages.stamp: requirements/lowest.txt $(STATE)/build-venv.stam
 		-r requirements/lowest.txt
 	@touch $@
 
+$(STATE)/spark-%-packages.stamp: requirements/spark-%.txt $(STATE)/build-venv.stamp
+	@echo "installing PySpark $*, of requirements/spark-$*.txt (450 MB)"
+	@python=$$(scripts/require.sh python) && $(UV) venv --quiet --clear --python "$$python" $(STATE)/spark-$*-venv
+	@$(UV_INSTALL) --require-hashes --python $(STATE)/spark-$*-venv/bin/python -r requirements/spark-$*.txt
+	@touch $@
+
 $(STATE)/wheel.stamp: $(STATE)/build-venv.stamp $(SOURCES)
 	@scripts/require.sh rust
 	@rm -rf $(WHEELS)
@@ -309,10 +326,19 @@ $(STATE)/lowest.stamp: $(STATE)/wheel.stamp $(STATE)/lowest-packages.stamp
 	@$(UV) pip install --quiet --no-deps --reinstall --python $(LOWEST_PY) $(WHEELS)/*.whl
 	@touch $@
 
+$(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
+	@$(UV) pip install --quiet --no-deps --reinstall --python $(STATE)/spark-$*-venv/bin/python $(WHEELS)/*.whl
+	@touch $@
+
 # In this order, so that a missing tool is reported before anything is downloaded.
 .installed-demo: .rust $(STATE)/demo-packages.stamp $(STATE)/installed.stamp
 .installed-test: .rust $(STATE)/test-packages.stamp $(STATE)/installed.stamp
 .installed-lowest: .rust $(STATE)/lowest.stamp
+.installed-spark-4.0: .rust $(STATE)/spark-4.0.stamp
+.installed-spark-4.1: .rust $(STATE)/spark-4.1.stamp
+.installed-spark-4.2: .rust $(STATE)/spark-4.2.stamp
+# Make would delete them as intermediate files.
+.PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp
 
-.PHONY: demo test static test-rust test-python test-spark test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel dist wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest
+.PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel dist wheel-check workflows \
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

@@ -14,6 +14,13 @@ lock() {
 lock build --group build
 lock release --group release
 lock demo --extra demo
-lock test --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --group test --group docs
+lock test --extra polars --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --group test --group docs
+# Versions of PySpark other than that, and all else as in the file above.
+pinned=$(mktemp)
+trap 'rm -f "$pinned"' EXIT
+for version in 4.0 4.1 4.2; do
+    { sed -n 's/ \\$//; /^[a-z]/{/^pyspark==/!p}' requirements/test.txt; echo "pyspark==$version.*"; } >"$pinned"
+    lock "spark-$version" --extra spark --extra delta --group spark --constraints "$pinned"
+done
 # The lowest versions of what users install, and the newest of what that needs.
 lock lowest --resolution lowest-direct --all-extras --group lowest --group readers
