@@ -24,6 +24,9 @@ import merged
 from kept_tables import KeptTable
 from merged import PASSWORD
 
+# With the documents.
+COLUMNS = "op,scope,collection,key,vbucket,epoch,seqno,value"
+
 
 def child(kind, folder, options, name, steps):
     """Runs the query in this process, which kills itself at the next step of the list."""
@@ -299,6 +302,44 @@ def feed(spark, kind):
         kept.close()
 
 
+def variants(spark, kind):
+    """A document that is a VARIANT is one in the table, also when it is replaced."""
+    if kind != "delta":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        given = {"documentSchema": "n INT", "valueFormat": "variant", "columns": COLUMNS}
+        for n in range(3):
+            kept.write(0, 60, n)
+            kept.run(**given)
+            value = "variant_get(value, '$.n', 'int') AS n, variant_get(value, '$.name') AS name"
+            rows = spark.table(kept.name).selectExpr("key", value).collect()
+            assert {row["key"]: row["n"] for row in rows} == kept.truth()
+            assert all(str(row["name"]).strip('"') == f"{row['key']} {row['n']}" for row in rows)
+        kept.close()
+
+
+def takes_over(spark, kind):
+    """A table of merge_into(path) goes over, with its checkpoint."""
+    if kind != "delta":
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.write(0, 60, 1)
+        kept.run(dcp_rs.spark.merge_into(kept.location))
+        spark.sql(f"CREATE TABLE {kept.name} USING delta LOCATION '{kept.location}'")
+        assert kept.table() == kept.truth()
+        kept.write(20, 80, 2)
+        kept.run()
+        assert kept.table() == kept.truth()
+        kept.forget_commit()
+        kept.write(70, 90, 3)
+        kept.lose(1)
+        kept.run()
+        assert kept.table() == kept.truth()
+        kept.close()
+
+
 def refusals(spark, kind):
     """What cannot be merged is refused by name, before anything is written."""
     with tempfile.TemporaryDirectory() as folder:
@@ -353,7 +394,7 @@ def everything(kind):
     with tempfile.TemporaryDirectory() as folder:
         spark = kept_tables.session(kind, folder)
         merged.keep(spark, new=partial(KeptTable, kind=kind))
-        for each in (once, again, drops, feed, refusals, routes):
+        for each in (once, again, drops, feed, variants, takes_over, refusals, routes):
             each(spark, kind)
         spark.stop()
     count = int(os.environ.get("DCP_SPARK_KILLS", "6"))

@@ -74,6 +74,11 @@ def session(kind, folder, **more):
     dcp_rs.spark.register(spark)
     if kind == "iceberg":
         spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.travel")
+    elif kind == "delta":
+        # The catalog ends with its driver. One in production does not.
+        for log in Path(folder, "warehouse").glob("*/_delta_log"):
+            made = f"CREATE TABLE IF NOT EXISTS default.`{log.parent.name}` USING delta"
+            spark.sql(f"{made} LOCATION '{log.parent}'")
     return spark
 
 
