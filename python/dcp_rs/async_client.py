@@ -18,17 +18,20 @@ from typing import (
 )
 
 from dcp_rs import _dcp_rs, _deprecated, _keywords
-from dcp_rs.client import Client, connect, stream_options
+from dcp_rs.client import Client, collections_of, connect, plan_of, stream_options
 from dcp_rs.connection import Bucket, connection_options
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Generator
+    from collections.abc import Callable, Coroutine, Generator, Iterable
+
+    from dcp_rs.plan import ReadPlan
 
 # Options are declared only where they are documented.
 _CONNECT = inspect.signature(connect)
 _STREAM = inspect.signature(Client.stream)
+_PLAN = inspect.signature(Client.plan)
 
 
 class _Closes(Protocol):
@@ -109,6 +112,15 @@ def _as_stream(
     return lambda function: _signed(function, _STREAM)
 
 
+def _as_plan(
+    _like: Callable[Concatenate[Client, _P], ReadPlan],
+) -> Callable[
+    [Callable[..., Coroutine[Any, Any, ReadPlan]]],
+    Callable[Concatenate[AsyncClient, _P], Coroutine[Any, Any, ReadPlan]],
+]:
+    return lambda function: _signed(function, _PLAN)
+
+
 def _signed(function: _Function, signature: inspect.Signature) -> _Function:
     function.__signature__ = signature.replace(  # type: ignore[attr-defined]
         return_annotation=inspect.signature(function).return_annotation
@@ -186,6 +198,29 @@ class AsyncClient(Bucket):
             AuthenticationError: The server no longer accepts the user.
         """
         return await _completed(self._inner.high_seqnos_async)
+
+    async def collections(self, collections: str | Iterable[str] | None = None) -> dict[str, int]:
+        """Fetches the bucket's collections, as `dcp_rs.Client.collections` does, on a thread.
+
+        Raises:
+            ConfigError: A scope or collection that is named does not exist.
+            TimeoutError: A node did not answer within the connect timeout; the text says why.
+        """
+        return await asyncio.to_thread(collections_of, self, collections)
+
+    @_as_plan(Client.plan)
+    async def plan(self, *args: object, **kwargs: object) -> ReadPlan:
+        """Plans a bounded read, with the options of `dcp_rs.Client.plan`, on a thread.
+
+        `dcp_rs.Partition.open` takes this client, too. It blocks until the stream is open, so call
+        it with `asyncio.to_thread`, and read the stream with `async for`.
+
+        Raises:
+            DcpError: The errors of `dcp_rs.Client.plan`.
+        """
+        arguments = _arguments("AsyncClient.plan", _PLAN, (self, *args), kwargs)
+        del arguments["self"]
+        return await asyncio.to_thread(partial(plan_of, self, **arguments))
 
     @_as_stream(Client.stream)
     def stream(self, *args: object, **kwargs: object) -> AsyncCall[ChangeStream]:

@@ -140,9 +140,7 @@ class Client(Bucket):
             ConfigError: A scope or collection that is named does not exist.
             TimeoutError: A node did not answer within the connect timeout; the text says why.
         """
-        if not (collections is None or isinstance(collections, str)):
-            collections = _checks.names("collections", collections)
-        return self._inner.collections({"collections": collections})
+        return collections_of(self, collections)
 
     def _earliest_of(
         self, collections: list[str] | None, readers: Iterable[Checkpoint]
@@ -380,30 +378,9 @@ class Client(Bucket):
             CheckpointError: `start` or `until` is damaged, or of another bucket or filter.
             TimeoutError: A node did not answer in time.
         """
-        from dcp_rs.planner import Planner, PlanOptions
-
-        if isinstance(until, str):
-            _checks.word("until", until, ("now",))
-        options = PlanOptions(
-            max_seqnos=max_seqnos,
-            until=None if isinstance(until, str) else until,
-            on_rollback=on_rollback,
-            persisted_only=persisted_only,
-            on_purge=on_purge,
-            is_last=is_last,
-        )
-        if partitions is not None:
-            _checks.integer("partitions", partitions, 1, 0xFFFF)
-        planner = Planner(
-            self,
-            vbuckets,
-            collections=collections,
-            keys=keys,
-            ops=ops,
-            since=since,
-            include=include,
-        )
-        return planner.plan(start, options, count=partitions)
+        options = dict(locals())
+        del options["self"]
+        return plan_of(self, **options)
 
     def close(self) -> None:
         """Closes the client and the streams it has opened.
@@ -418,6 +395,45 @@ class Client(Bucket):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def collections_of(bucket: Bucket, collections: str | Iterable[str] | None) -> dict[str, int]:
+    """Fetches a bucket's collections. See `Client.collections`."""
+    if not (collections is None or isinstance(collections, str)):
+        collections = _checks.names("collections", collections)
+    return bucket._inner.collections({"collections": collections})  # noqa: SLF001 - as above
+
+
+def plan_of(
+    bucket: Bucket,
+    *,
+    start: Literal["earliest", "latest"] | Offsets | Checkpoint,
+    until: Literal["now"] | Offsets,
+    partitions: int | None,
+    max_seqnos: int | None,
+    persisted_only: bool,
+    on_rollback: Literal["emit", "fail", "resync"],
+    on_purge: Literal["fail", "resync"],
+    is_last: bool,
+    **filters: Any,
+) -> ReadPlan:
+    """Plans a bounded read. See `Client.plan`."""
+    from dcp_rs.planner import Planner, PlanOptions
+
+    if isinstance(until, str):
+        _checks.word("until", until, ("now",))
+    options = PlanOptions(
+        max_seqnos=max_seqnos,
+        until=None if isinstance(until, str) else until,
+        on_rollback=on_rollback,
+        persisted_only=persisted_only,
+        on_purge=on_purge,
+        is_last=is_last,
+    )
+    if partitions is not None:
+        _checks.integer("partitions", partitions, 1, 0xFFFF)
+    planner = Planner(bucket, filters.pop("vbuckets"), **filters)
+    return planner.plan(start, options, count=partitions)
 
 
 def stream_options(

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
     from datetime import datetime
 
-    from dcp_rs.client import Client
     from dcp_rs.options import Include, Op
 
 Offsets = dict[str, Any]
@@ -82,7 +81,7 @@ class Planner:
 
     def __init__(
         self,
-        client: Client,
+        client: Bucket,
         vbuckets: Iterable[int] | Share | None = None,
         *,
         collections: str | Iterable[str] | None = None,

@@ -334,3 +334,20 @@ def test_numbers_are_there_while_another_thread_waits(client):
     assert time.monotonic() - began < 0.045
     # A wait of its own would take up to 50 ms.
     assert slowest < 0.045
+
+
+async def test_an_async_client_plans_what_a_client_plans(cluster, client, fill):
+    fill(50)
+    cluster.persist()
+    async with connect(cluster) as async_client:
+        plan = await async_client.plan(partitions=3)
+        assert plan.end == client.plan(partitions=3).end
+        assert await async_client.collections() == client.collections()
+        found = set()
+        for partition in plan.partitions:
+            stream = await asyncio.to_thread(partition.open, async_client, columns=["key"])
+            async with stream:
+                found |= {row["key"] async for batch in stream for row in batch.rows()}
+        with pytest.raises(TypeError, match="partition"):
+            await async_client.plan(partition=3)
+    assert len(found) == 50

@@ -312,10 +312,10 @@ def variants(spark, kind):
         for n in range(3):
             kept.write(0, 60, n)
             kept.run(**given)
-            value = "variant_get(value, '$.n', 'int') AS n, variant_get(value, '$.name') AS name"
-            rows = spark.table(kept.name).selectExpr("key", value).collect()
-            assert {row["key"]: row["n"] for row in rows} == kept.truth()
-            assert all(str(row["name"]).strip('"') == f"{row['key']} {row['n']}" for row in rows)
+            number, name = (f"variant_get(value, '$.{each}', 'string')" for each in ("n", "name"))
+            rows = spark.table(kept.name).selectExpr("key", f"{number} AS n", f"{name} AS name")
+            found = {row["key"]: (int(row["n"]), row["name"]) for row in rows.collect()}
+            assert found == {key: (n, f"{key} {n}") for key, n in kept.truth().items()}
         kept.close()
 
 
@@ -350,8 +350,12 @@ def refusals(spark, kind):
         assert not kept.has_table(), "half a table"
         kept.run()
         rows = kept.rows()
+        kept.write(0, 9, 2)
         _refused(kept, "documentSchema: .* n is int but", documentSchema="n STRING, at TIMESTAMP")
         _refused(kept, "documentSchema: lacks at, which", documentSchema="n INT")
+        assert kept.rows() == rows
+        kept.run()
+        rows = kept.rows()
         kept.lose()
         kept.write(0, 9, 2)
         _refused(kept, "onRollback: vBucket . was rolled back", onRollback="emit")
