@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs._libraries import require
-from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
 from dcp_rs.replication.delta_files import local_folder
@@ -19,6 +18,7 @@ from dcp_rs.replication.delta_schema import LIBRARY
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark.connect import QueryOfBatch
+from dcp_rs.spark.merge_rules import IDENTITY, NEEDED, NUMBERS, check_kept, rolled_back
 from dcp_rs.spark.options import options_as_written
 
 if TYPE_CHECKING:
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dcp_rs")
 
-_IDENTITY = ("scope", "collection", "key")
-NUMBERS = ("vbucket", "epoch", "seqno")
-NEEDED = ("op", *_IDENTITY, *NUMBERS)
 _OPS = ("mutation", "deletion", "expiration", "rollback")
 # Scope and collection are null in clusters without collections.
 _SAME = (
@@ -100,18 +97,7 @@ class MergeInto:
         if not table.find():
             table.make(rows.schema)
             is_due(table.version())
-        lost = sorted(set(table.columns) - set(rows.column_names))
-        if lost:
-            option = (
-                "on_malformed"
-                if {MALFORMED, MALFORMED_FIELDS}.issuperset(lost)
-                else "document_schema"
-            )
-            raise ConfigError(
-                f"lacks {', '.join(lost)}, which table {self._location} has and which "
-                "would no longer be updated: keep it, or start a new table with a new checkpoint",
-                option=option,
-            )
+        check_kept(self._location, sorted(set(table.columns) - set(rows.column_names)))
         table.check(rows.schema)
         self._check_unmoved(table)
         table.widen(rows.schema)
@@ -174,20 +160,10 @@ def _removals(changes: pa.Table) -> list[str]:
     """Returns the conditions of rows that a rollback reverts.
 
     Raises:
-        ConfigError: Only some of a vBucket's changes come again. Versions that were replaced by
-            what was lost do not.
+        ConfigError: Only some of a vBucket's changes come again.
     """
     rollbacks = changes.filter(pc.equal(changes["op"], "rollback"))
-    by_epoch: dict[int, list[int]] = {}
-    for row in rollbacks.select(["vbucket", "epoch", "seqno"]).to_pylist():
-        if row["seqno"]:
-            raise ConfigError(
-                f"vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
-                "and documents overwritten above it would be missing from the table: set it to "
-                "resync, and restart the query from its checkpoint",
-                option="on_rollback",
-            )
-        by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
+    by_epoch = rolled_back(rollbacks.select(["vbucket", "epoch", "seqno"]).to_pylist())
     return [f"epoch < {epoch} AND {vbuckets_in(vbuckets)}" for epoch, vbuckets in by_epoch.items()]
 
 
@@ -195,7 +171,7 @@ def _newest(changes: pa.Table) -> pa.Table:
     """Returns the newest change of each document."""
     changes = changes.filter(pc.not_equal(changes["op"], "rollback"))
     place = [("epoch", "ascending"), ("seqno", "ascending")]
-    return newest(changes, _IDENTITY, pc.sort_indices(changes, sort_keys=place))
+    return newest(changes, IDENTITY, pc.sort_indices(changes, sort_keys=place))
 
 
 def _write(table: DeltaTable, changes: pa.Table, removals: list[str], properties: Any) -> None:
@@ -204,5 +180,5 @@ def _write(table: DeltaTable, changes: pa.Table, removals: list[str], properties
     if table.is_empty:
         table.append(rows, properties)
         return
-    deletes = changes.filter(pc.invert(is_written)).select(_IDENTITY)
+    deletes = changes.filter(pc.invert(is_written)).select(IDENTITY)
     table.merge(rows, deletes, _SAME, removals, properties)

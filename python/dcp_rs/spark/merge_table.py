@@ -9,7 +9,7 @@ from dcp_rs._libraries import require_spark
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark import merge_sql
 from dcp_rs.spark.connect import QueryOfBatch
-from dcp_rs.spark.merge import NEEDED, NUMBERS
+from dcp_rs.spark.merge_rules import NEEDED, NUMBERS, rolled_back
 from dcp_rs.spark.merge_sql import Removals
 from dcp_rs.spark.merge_target import Target, materialised
 from dcp_rs.spark.options import options_as_written
@@ -127,23 +127,7 @@ def removals_of(changes: DataFrame) -> Removals:
         return Removals()
     names = [name for name in ("collection_id", "value") if name in changes.columns]
     rows = changes.where(~is_document).select("op", "vbucket", "epoch", "seqno", *names).collect()
-    return Removals(_rolled_back(rows), _ended(rows))
-
-
-def _rolled_back(rows: list[Row]) -> dict[int, list[int]]:
-    by_epoch: dict[int, list[int]] = {}
-    for row in rows:
-        if row["op"] != "rollback":
-            continue
-        if row["seqno"]:
-            raise ConfigError(
-                f"vBucket {row['vbucket']} was rolled back to seqno {row['seqno']}, "
-                "and documents overwritten above it would be missing from the table: set it to "
-                "resync, and restart the query from its checkpoint",
-                option="on_rollback",
-            )
-        by_epoch.setdefault(row["epoch"], []).append(row["vbucket"])
-    return by_epoch
+    return Removals(rolled_back(row for row in rows if row["op"] == "rollback"), _ended(rows))
 
 
 def _ended(rows: list[Row]) -> dict[int, dict[int, tuple[int, int]]]:

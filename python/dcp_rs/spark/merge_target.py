@@ -7,11 +7,11 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark import merge_sql
 from dcp_rs.spark.merge_formats import FORMATS, Batch, Format, of_catalog, told
+from dcp_rs.spark.merge_rules import check_kept
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -238,18 +238,7 @@ class Target:
     def _added(self, columns: StructType, of: Format) -> list[str]:
         """Returns the columns that the table lacks, if it contradicts none."""
         table = self._session.table(self._sql).schema
-        lost = [name for name in table.names if name not in columns.names]
-        if lost:
-            option = (
-                "on_malformed"
-                if {MALFORMED, MALFORMED_FIELDS}.issuperset(lost)
-                else "document_schema"
-            )
-            raise ConfigError(
-                f"lacks {', '.join(lost)}, which table {self.name} has and which would no longer "
-                "be updated: keep it, or start a new table with a new checkpoint",
-                option=option,
-            )
+        check_kept(self.name, [name for name in table.names if name not in columns.names])
         added, wrong = _compare(table, columns, of)
         if wrong:
             raise ConfigError(
