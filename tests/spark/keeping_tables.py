@@ -166,14 +166,14 @@ def routes(spark, kind):
         del given["documentSchema"]
         kept.options = lambda **_: given
         kept.run()
-        a, b = (spark.table(f"{prefix}.of_{each}") for each in "ab")
+        a, b = _tables(spark, f"{prefix}.of_a", f"{prefix}.of_b")
         assert [(row.key, row.n) for row in a.collect()] == [("k", 1)]
         assert [(row.key, row.name) for row in b.collect()] == [("k", "s.b")]
         assert "name" not in a.columns
         cluster.upsert("k", {"n": 2}, collection="s.a")
         cluster.drop_collection("s.b")
         kept.run()
-        a, b = (spark.table(f"{prefix}.of_{each}") for each in "ab")
+        a, b = _tables(spark, f"{prefix}.of_a", f"{prefix}.of_b")
         assert [(row.key, row.n) for row in a.collect()] == [("k", 2)]
         assert b.count() == 0
         cluster.create_collection("s.c")
@@ -186,6 +186,13 @@ def routes(spark, kind):
         _refused(kept, "names no table for s.c")
         assert [(row.key, row.n) for row in a.collect()] == [("k", 2)], "half a batch"
         kept.close()
+
+
+def _tables(spark, *names):
+    for name in names:
+        # Batches run in another session.
+        spark.catalog.refreshTable(name)
+    return [spark.table(name) for name in names]
 
 
 def once(spark, kind):

@@ -120,12 +120,15 @@ class KeptTable(Kept):
         return run(self.spark, self.options(**more), self.checkpoint, sink or self.sink)
 
     def rows(self):
+        # Batches run in another session.
+        self.spark.catalog.refreshTable(self.name)
         return [row.asDict() for row in self.spark.table(self.name).collect()]
 
     def has_table(self):
         return self.spark.catalog.tableExists(self.name)
 
     def batches(self):
+        self.spark.catalog.refreshTable(self.name)
         return batches(self.spark, self.kind, self.name)
 
 

@@ -83,6 +83,9 @@ class Target:
                 option=_OPTION,
             )
         self._format = FORMATS[provider]
+        if self._format.name == "iceberg":
+            # A session keeps what it knows of a table for a while, whoever writes to it.
+            self._session.catalog.refreshTable(self._sql)
 
     def _owner(self) -> str | None:
         rows = self._session.sql(f"SHOW TBLPROPERTIES {self._sql}").collect()
