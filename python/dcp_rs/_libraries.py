@@ -26,6 +26,7 @@ TESTED = {
     "pyarrow": ("18", "26.0"),
     "pyiceberg": ("0.11", "0.12"),
     "pyspark": ("4.0", "4.3"),
+    "ray": ("2.60", "2.60"),
     "rich": ("13.7", "15.0"),
 }
 """The lowest version of each library, which an older one is refused for, and the newest minor

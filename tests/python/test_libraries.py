@@ -11,6 +11,7 @@ import pytest
 
 import dcp_rs
 import dcp_rs.polars
+import dcp_rs.ray
 import dcp_rs.spark
 from dcp_rs import _libraries, cli, metrics
 from dcp_rs.exceptions import ConfigError
@@ -25,7 +26,9 @@ DEMO = {"airportsdata", "couchbase", "tqdm"}
 
 def pins(name):
     text = (ROOT / "requirements" / f"{name}.txt").read_text()
-    return dict(re.findall(r"^([a-z0-9-]+)==([\w.]+)", text, re.MULTILINE))
+    # Of an environment of its own, which has one version.
+    (ray,) = re.findall(r'"ray\[data\]==([\d.]+)\.\*"', (ROOT / "tests/engines/run.py").read_text())
+    return {"ray": ray} | dict(re.findall(r"^([a-z0-9-]+)==([\w.]+)", text, re.MULTILINE))
 
 
 def minor(version):
@@ -120,6 +123,7 @@ USES = {
     ),
     "pyiceberg": lambda _, folder: open_target(f"iceberg://{folder}/t"),
     "pyspark": lambda *_: dcp_rs.spark.register(None),
+    "ray": lambda client, _: dcp_rs.ray.read(client),
 }
 
 

@@ -449,9 +449,15 @@ class DuckDBTarget:
             yield commit
 
     def _write(self, commit: Commit) -> None:
+        # First, so that rows of a writer that another has overtaken are not taken for bad ones.
+        self._save(commit.state)
         self._write_rows(commit)
         self._write_rejects(commit)
-        self._save(commit.state)
+        self._run(
+            f"UPDATE {STATES} SET rows = (SELECT count(*) FROM {quote(self._table)})"  # noqa: S608
+            " WHERE table_name = ?",
+            [self._name],
+        )
 
     def _write_rows(self, commit: Commit) -> None:
         if commit.schema is not None:
@@ -505,17 +511,16 @@ class DuckDBTarget:
 
     def _save(self, state: State) -> None:
         values = [state.commits, state.generation, state.complete_generation, state.to_json()]
-        rows = f"(SELECT count(*) FROM {quote(self._table)})"  # noqa: S608 - quoted
         if state.commits == 1:
             statement = (
-                f"INSERT INTO {STATES} (table_name, commits, generation, complete_generation,"
-                f" state, rows) SELECT ?, ?, ?, ?, ?, {rows} ON CONFLICT DO NOTHING RETURNING 1"
+                f"INSERT INTO {STATES} (table_name, commits, generation, complete_generation,"  # noqa: S608
+                " state) VALUES (?, ?, ?, ?, ?) ON CONFLICT DO NOTHING RETURNING 1"
             )
             values = [self._name, *values]
         else:
             statement = (
                 f"UPDATE {STATES} SET commits = ?, generation = ?, complete_generation = ?,"  # noqa: S608
-                f" state = ?, rows = {rows} WHERE table_name = ? AND commits = ? RETURNING 1"
+                " state = ? WHERE table_name = ? AND commits = ? RETURNING 1"
             )
             values += [self._name, state.commits - 1]
         if not self._run(statement, values):
