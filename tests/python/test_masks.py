@@ -394,11 +394,11 @@ def test_masks_of_the_command_line(cluster, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("DCP_RS_PASSWORD", KEY[:13])
     monkeypatch.setenv("KEY_OF_HASHES", KEY)
     address = [f"{cluster.connection_string}/default", "--username", "Administrator"]
-    masks = ["--drop-field", "p", "--drop-field", "x.y", "--hash-field", "h"]
+    masks = ["--drop-fields", "p", "--drop-fields", "x.y", "--hash-fields", "h"]
     masks += ["--hash-key-env", "KEY_OF_HASHES"]
     out = tmp_path / "out.jsonl"
     assert main(["export", *address, str(out), *masks]) == 0
     assert SECRET not in out.read_text()
     assert hashed(Number("5"), KEY) in out.read_text()
-    assert main(["export", *address, str(out), "--force", "--drop-field", "a b"]) != 0
-    assert "--drop-field" in capsys.readouterr().err
+    assert main(["export", *address, str(out), "--force", "--drop-fields", "a b"]) != 0
+    assert "--drop-fields" in capsys.readouterr().err

@@ -469,15 +469,13 @@ _READING = {
         " _malformed, fail ends the command (null).",
     ),
     "drop_fields": click.option(
-        "--drop-field",
-        "drop_fields",
+        "--drop-fields",
         multiple=True,
         metavar="PATH",
         help="Field of documents to leave out everywhere, such as cards[].number; may be repeated.",
     ),
     "hash_fields": click.option(
-        "--hash-field",
-        "hash_fields",
+        "--hash-fields",
         multiple=True,
         metavar="PATH",
         help="Field of which to keep only a hash; may be repeated.",
