@@ -108,7 +108,7 @@ def read(spark: SparkSession, job: dict[str, Any], number: int) -> tuple[float, 
     changes = (streams if schema is None else streams.schema(schema)).load()
     query = (
         changes.writeStream.format("noop")
-        .option("checkpointLocation", f"{job['folder']}/checkpoint-{job['source']}-{number}")
+        .option("checkpointLocation", f"{job['folder']}/checkpoint-{os.getpid()}-{number}")
         .trigger(availableNow=True)
         .start()
     )
