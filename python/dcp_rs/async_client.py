@@ -202,6 +202,8 @@ class AsyncClient(Bucket):
     async def collections(self, collections: str | Iterable[str] | None = None) -> dict[str, int]:
         """Fetches the bucket's collections, as `dcp_rs.Client.collections` does, on a thread.
 
+        If the task is cancelled, the thread still waits for the answers.
+
         Raises:
             ConfigError: A scope or collection that is named does not exist.
             TimeoutError: A node did not answer within the connect timeout; the text says why.
@@ -213,7 +215,8 @@ class AsyncClient(Bucket):
         """Plans a bounded read, with the options of `dcp_rs.Client.plan`, on a thread.
 
         `dcp_rs.Partition.open` takes this client, too. It blocks until the stream is open, so call
-        it with `asyncio.to_thread`, and read the stream with `async for`.
+        it with `asyncio.to_thread`, and read the stream with `async for`. If the task is cancelled,
+        the thread still waits for the answers.
 
         Raises:
             DcpError: The errors of `dcp_rs.Client.plan`.

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Row
 
 IDENTITY = ("scope", "collection", "key")
+"""The columns that tell documents apart."""
+
 NUMBERS = ("vbucket", "epoch", "seqno")
 NEEDED = ("op", *IDENTITY, *NUMBERS)
 

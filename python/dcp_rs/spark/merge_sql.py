@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING
 
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import vbuckets_in
+from dcp_rs.spark.merge_rules import IDENTITY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from pyspark.sql.types import DataType
-
-IDENTITY = ("scope", "collection", "key")
-"""The columns that tell documents apart."""
 
 DOCUMENTS = ("mutation", "deletion", "expiration")
 """The ops of a document's change."""
