@@ -230,8 +230,10 @@ class DeltaTarget:
             # Rows that others added may double ours, and a merge would keep both.
             self._table.overwrite(commit.rows, properties)
             return
-        is_append = commit.has_new_rows_only or self._table.is_empty
+        has_no_rows = not (len(commit.rows) or len(commit.deletes))
+        is_append = commit.has_new_rows_only or self._table.is_empty or has_no_rows
         if is_append and not commit.removals:
+            # If there is only a position, a merge would read the table's files for nothing.
             self._table.append(commit.rows, properties)
             return
         self._table.merge(commit.rows, commit.deletes, _SAME, commit.removals, properties)
