@@ -7,14 +7,20 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use dcp_arrow::{ArrowSink, BatchLimits, CollectionNames, TableOptions, TableSchema};
+use dcp_arrow::{
+    ArrowSink, BatchLimits, CollectionNames, DocumentSchema, MalformedTally, PendingBatch,
+    TableOptions, TableSchema,
+};
 use dcp_benches::Error;
-use dcp_benches::drive::{Counter, feed, machine};
+use dcp_benches::drive::{BATCH_ROWS, Counter, feed, machine, machine_of_persisted, roll_back};
 use dcp_benches::frames::{Frames, Shape, frame_len};
 use dcp_benches::machine::Machine;
 use dcp_benches::measure::Options;
+use dcp_proto::{BatchSink, Change, ChangeSink, Op, Snapshot};
 use dcp_wire::message::Mutation;
-use dcp_wire::{Frame, MAX_BODY_LEN, Opcode};
+use dcp_wire::{
+    Cas, CollectionId, Datatype, Frame, MAX_BODY_LEN, Opcode, RevSeqno, Seqno, Vbid, Vbuuid,
+};
 
 /// Maximum allocations per change in steady state, for values of up to 1 KiB.
 const MAX_ALLOCATIONS: f64 = 0.01;
@@ -68,9 +74,10 @@ fn main() -> ExitCode {
 }
 
 /// Runs one part for a number of passes with values of 256 B, for callgrind to count; prints the
-/// rows.
+/// rows, or the vBuckets that were rolled back.
 fn instructions(part: &str, passes: &str) -> Result<(), Error> {
     let (shape, passes) = (shape(256), passes.parse()?);
+    let mut count = Frames::new(shape)?.rows() * passes;
     match part {
         "decode" => decode(shape, passes)?,
         "stream machine" => {
@@ -79,9 +86,16 @@ fn instructions(part: &str, passes: &str) -> Result<(), Error> {
         "batch building" => batches(shape, passes, usize::MAX)?,
         // Five mutations, as a node writes them.
         "batch building, reads of 1,655 B" => batches(shape, passes, 5 * frame_len(256))?,
+        "batch building, persisted_only" => {
+            machine_of_persisted(shape, passes, sink(&TableOptions::default())?, finish)?;
+        }
+        "documents of ten fields" => documents(passes, &mut count)?,
+        "rollback of a vBucket" => {
+            count = roll_back(shape, passes, sink(&TableOptions::default())?)?;
+        }
         other => return Err(format!("no part is called {other:?}").into()),
     }
-    writeln!(std::io::stdout(), "{}", Frames::new(shape)?.rows() * passes)?;
+    writeln!(std::io::stdout(), "{count}")?;
     Ok(())
 }
 
@@ -98,13 +112,64 @@ fn decode(shape: Shape, passes: u64) -> Result<(), Error> {
     Ok(())
 }
 
+fn sink(options: &TableOptions) -> Result<ArrowSink, Error> {
+    let schema = TableSchema::new(options)?;
+    Ok(ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default()))
+}
+
+fn finish(batch: PendingBatch) -> Result<(), Error> {
+    std::hint::black_box(batch.finish()?);
+    Ok(())
+}
+
 fn batches(shape: Shape, passes: u64, read_len: usize) -> Result<(), Error> {
-    let schema = TableSchema::new(&TableOptions::default())?;
-    let sink = ArrowSink::new(schema, CollectionNames::default(), BatchLimits::default());
-    machine(shape, passes, read_len, sink, |batch| {
-        std::hint::black_box(batch.finish()?);
-        Ok(())
-    })?;
+    machine(shape, passes, read_len, sink(&TableOptions::default())?, finish)?;
+    Ok(())
+}
+
+/// A document of ten fields.
+const DOCUMENT: &[u8] =
+    br#"{"id": 1234567, "name": "Ada Lovelace", "active": true, "score": 0.8125,
+"tags": ["a", "bc"], "address": {"city": "London", "zip": "W1"}, "price": 12.50,
+"born": "1815-12-10", "seen": "2026-01-02T03:04:05Z", "note": "a \"quoted\" word"}"#;
+
+/// Decodes documents to columns: a batch a pass.
+fn documents(passes: u64, count: &mut u64) -> Result<(), Error> {
+    let mut options = TableOptions::default();
+    options.document_schema = Some(DocumentSchema::parse(
+        "id BIGINT, name STRING, active BOOLEAN, score DOUBLE, tags ARRAY<STRING>, \
+         address STRUCT<city: STRING, zip: STRING>, price DECIMAL(9,2), born DATE, \
+         seen TIMESTAMP, note STRING",
+    )?);
+    let mut sink = sink(&options)?;
+    *count = passes * BATCH_ROWS as u64;
+    for _ in 0..passes {
+        for seqno in 1..=BATCH_ROWS as u64 {
+            sink.change(&Change {
+                op: Op::Mutation,
+                vbid: Vbid(0),
+                seqno: Seqno(seqno),
+                vbuuid: Vbuuid(1),
+                epoch: 0,
+                snapshot: Snapshot::at(Seqno(seqno)),
+                history: false,
+                collection_id: CollectionId::DEFAULT,
+                key: b"key_000000000000001",
+                value: DOCUMENT,
+                datatype: Datatype::JSON,
+                cas: Cas(1),
+                rev_seqno: RevSeqno(1),
+                flags: 0,
+                expiry: 0,
+                delete_time: 0,
+            })?;
+        }
+        let mut tally = MalformedTally::default();
+        std::hint::black_box(sink.take_batch()?.finish_counting(&mut tally)?);
+        if tally != MalformedTally::default() {
+            return Err(format!("a document does not fit its columns: {tally:?}").into());
+        }
+    }
     Ok(())
 }
 

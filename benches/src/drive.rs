@@ -3,19 +3,20 @@
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
-use dcp_proto::OnRollback;
 use dcp_proto::consumer::{
-    Connection, ConnectionConfig, Delivery, Limit, StreamFilter, StreamPosition,
+    Connection, ConnectionConfig, Delivery, Event, Limit, StreamFilter, StreamPosition,
 };
 use dcp_proto::{
-    BatchSink, Change, ChangeSink, MutationRun, Position, Rollback, RunError, SinkError,
+    BatchSink, Change, ChangeSink, FailoverLog, MutationRun, OnRollback, Position, Rollback,
+    RunError, SinkError, Snapshot,
 };
-use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid};
+use dcp_wire::message::FailoverEntry;
+use dcp_wire::{MAX_BODY_LEN, Opaque, Seqno, Vbid, Vbuuid};
 
 use crate::Error;
 use crate::frames::{Frames, Shape};
 use crate::measure::ThreadClock;
-use crate::sender::{answer_stream_requests, branch_of};
+use crate::sender::{answer_stream_requests, branch_of, refuse_stream_requests};
 
 /// Maximum rows of a batch.
 pub const BATCH_ROWS: usize = 8192;
@@ -77,6 +78,49 @@ pub fn machine_of_persisted<S: BatchSink>(
     let delivery = Delivery { persisted_only: true, ..Delivery::default() };
     drive(shape, passes, usize::MAX, delivery, sink, finish)
 }
+
+/// Rolls back every vBucket of a connection, `passes` times, and returns how often in all: each is
+/// asked for from a seqno, refused with a rollback to the beginning, and opened on another branch.
+///
+/// # Errors
+/// Those of the machine, or if a rollback is missing.
+pub fn roll_back<S: BatchSink>(shape: Shape, passes: u64, mut sink: S) -> Result<u64, Error> {
+    let lost = FailoverLog::new(vec![FailoverEntry { vbuuid: LOST, seqno: Seqno::ZERO }])?;
+    let read = Position {
+        seqno: READ,
+        snapshot: Snapshot::at(READ),
+        failover_log: Some(lost),
+        ..Position::EARLIEST
+    };
+    let mut rolled_back = 0;
+    for _ in 0..passes {
+        let mut connection = connection(shape, Delivery::default());
+        for vbid in (0..shape.vbuckets).map(Vbid) {
+            connection.open_stream(vbid, Seqno::MAX, StreamPosition::new(read.clone()))?;
+        }
+        let (mut requests, mut answers) = (BytesMut::new(), Vec::new());
+        connection.poll_transmit(&mut requests);
+        refuse_stream_requests(&requests, &mut answers)?;
+        connection.handle_input(Instant::now(), &answers, Limit::NONE, &mut sink)?;
+        requests.clear();
+        answers.clear();
+        connection.poll_transmit(&mut requests);
+        answer_stream_requests(&requests, &mut answers)?;
+        connection.handle_input(Instant::now(), &answers, Limit::NONE, &mut sink)?;
+        while let Some(event) = connection.poll_event() {
+            rolled_back += u64::from(matches!(event, Event::RolledBack(_)));
+        }
+        std::hint::black_box(sink.take_batch()?);
+    }
+    if rolled_back != u64::from(shape.vbuckets) * passes {
+        return Err(format!("{rolled_back} vBuckets were rolled back").into());
+    }
+    Ok(rolled_back)
+}
+
+/// Where the vBuckets of [`roll_back`] were read to, on a branch that the node does not have.
+const READ: Seqno = Seqno(1000);
+const LOST: Vbuuid = Vbuuid(0xdead);
 
 fn drive<S: BatchSink>(
     shape: Shape,

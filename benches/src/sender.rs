@@ -434,14 +434,33 @@ pub fn answer_stream_requests(
     requests: &[u8],
     answers: &mut Vec<u8>,
 ) -> Result<Vec<(Vbid, Opaque)>, Error> {
+    answer(requests, answers, |vbid| (Status::SUCCESS, failover_log(vbid)))
+}
+
+/// Appends responses that ask for a rollback to the beginning.
+///
+/// # Errors
+/// If the bytes are not packets.
+pub fn refuse_stream_requests(requests: &[u8], answers: &mut Vec<u8>) -> Result<(), Error> {
+    let beginning = Seqno::ZERO.0.to_be_bytes();
+    answer(requests, answers, |_| (Status::ROLLBACK, beginning.to_vec()))?;
+    Ok(())
+}
+
+fn answer(
+    requests: &[u8],
+    answers: &mut Vec<u8>,
+    with: impl Fn(Vbid) -> (Status, Vec<u8>),
+) -> Result<Vec<(Vbid, Opaque)>, Error> {
     let mut opaques = Vec::new();
     let mut rest = requests;
     while let Some((frame, used)) = Frame::parse(rest, MAX_BODY_LEN)? {
         if frame.header.opcode == Opcode::DCP_STREAM_REQ {
             let (vbid, opaque) = (frame.header.vbid(), frame.header.opaque);
-            Frame::response(Opcode::DCP_STREAM_REQ, Status::SUCCESS)
+            let (status, value) = with(vbid);
+            Frame::response(Opcode::DCP_STREAM_REQ, status)
                 .with_opaque(opaque)
-                .with_value(&failover_log(vbid))
+                .with_value(&value)
                 .encode(answers)?;
             opaques.push((vbid, opaque));
         }
