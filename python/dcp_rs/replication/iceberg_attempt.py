@@ -107,12 +107,16 @@ class Attempt:
 
     def _remove_merged(self) -> None:
         """Removes manifests that pyiceberg has written and then merged into another."""
-        snapshot = self._table.current_snapshot()
         lists = [each for each in self._files if each.endswith(".avro")]
-        if len(lists) > 2:  # The manifest, and the list of manifests.
-            named = {each.manifest_path for each in snapshot.manifests(self._table.io)}
-            named.add(snapshot.manifest_list)
-            self._remove([each for each in lists if each not in named])
+        if len(lists) <= 2:  # The manifest, and the list of manifests.
+            return
+        named = set()
+        # An overwrite makes two: one without what was there, and one with the new rows.
+        for snapshot in self._table.metadata.snapshots:
+            if snapshot.manifest_list in lists:
+                named.add(snapshot.manifest_list)
+                named |= {each.manifest_path for each in snapshot.manifests(self._table.io)}
+        self._remove([each for each in lists if each not in named])
 
     def _remove(self, files: Iterable[str]) -> None:
         for file in files:
