@@ -183,8 +183,8 @@ lock: $(STATE)/build-venv.stamp ## Update the pinned Python packages in requirem
 
 ##@ Benchmarks and long runs
 
-bench: .rust ## Run the benchmarks
-	@$(CARGO) bench -p dcp-benches --locked --quiet
+bench: .rust ## Run the benchmarks; adds their ratios to docs/trend.json
+	@"$$(scripts/require.sh python)" benches/trend.py
 
 bench-short: .rust ## Run the benchmarks in short mode
 	@$(CARGO) bench -p dcp-benches --locked --quiet -- --short

@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 ASYNC = frozenset({"tokio", "tokio-util", "tokio-rustls", "mio", "socket2", "async-io", "smol"})
 TLS = frozenset({"rustls", "native-tls", "openssl"})
 PYTHON = frozenset({"pyo3", "pyo3-ffi", "pyo3-async-runtimes", "numpy"})
-ARROW = frozenset({"arrow", "arrow-array", "arrow-schema", "arrow-buffer"})
+ARROW = frozenset({"arrow", "arrow-array", "arrow-schema", "arrow-buffer", "arrow-select"})
 # Whoever only reads a bucket compiles no producer.
 PRODUCER = frozenset({"dcp-producer-proto", "dcp-producer"})
 

@@ -21,13 +21,13 @@ __version__: Final[str]
 DEBUG_BUILD: Final[bool]
 __all__ = [
     "DEBUG_BUILD",
+    "ArrowBatch",
     "AsyncTurn",
     "ChangeBatch",
     "ChangeStream",
     "Checkpoint",
     "CheckpointLock",
     "Client",
-    "DecodedDocuments",
     "DocumentDecoder",
     "EmbeddedCluster",
     "Inference",
@@ -79,6 +79,7 @@ class ChangeBatch:
     @property
     def checkpoint(self) -> Checkpoint: ...
     def slice(self, start: int, rows: int) -> ChangeBatch: ...
+    def by_collection(self) -> dict[int | None, ArrowBatch]: ...
     def to_dicts(self) -> list[dict[str, Any]]: ...
     def to_tuples(self) -> Iterator[tuple[Any, ...]]: ...
     def __arrow_c_array__(
@@ -266,7 +267,7 @@ class Schema:
     def __arrow_c_schema__(self) -> object: ...
 
 @final
-class DecodedDocuments:
+class ArrowBatch:
     def __arrow_c_array__(
         self, requested_schema: object | None = None
     ) -> tuple[object, object]: ...
@@ -279,9 +280,7 @@ class DocumentDecoder:
     @property
     def names(self) -> list[str]: ...
     def __arrow_c_schema__(self) -> object: ...
-    def decode(
-        self, offsets: memoryview, data: memoryview, kinds: memoryview
-    ) -> DecodedDocuments: ...
+    def decode(self, offsets: memoryview, data: memoryview, kinds: memoryview) -> ArrowBatch: ...
     def grown(
         self,
         offsets: memoryview,

@@ -85,6 +85,11 @@ class ChangeBatch:
             raise ConfigError("a slice has none: use that of the whole batch", option="checkpoint")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
 
+    def _by_collection(self) -> dict[int | None, pa.RecordBatch]:
+        """Returns the rows by the ID of their collection, `None` for those that have none."""
+        made = require_pyarrow("a batch by collection").record_batch
+        return {number: made(part) for number, part in self._inner.by_collection().items()}
+
     @property
     def schema(self) -> pa.Schema:
         """The schema of the batch, as a `pyarrow.Schema`.

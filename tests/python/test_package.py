@@ -155,13 +155,13 @@ def test_the_public_face_is_what_a_reader_of_changes_needs():
 def test_every_class_of_the_extension_is_wrapped():
     """Whatever the extension module can do, the package offers or uses."""
     wrappers = {
+        "ArrowBatch": decoding.Decoder,
         "AsyncTurn": dcp_rs.ChangeStream,
         "ChangeBatch": dcp_rs.ChangeBatch,
         "ChangeStream": dcp_rs.ChangeStream,
         "Checkpoint": dcp_rs.Checkpoint,
         "CheckpointLock": dcp_rs.FileStore,
         "Client": dcp_rs.Client,
-        "DecodedDocuments": decoding.Decoder,
         "DocumentDecoder": decoding.Decoder,
         "Inference": decoding.Inference,
         "Pending": dcp_rs.AsyncClient,
@@ -195,6 +195,7 @@ def test_the_extension_returns_types_and_no_tuples_or_dicts_of_fields():
         name: each for name, each in returned.items() if "tuple[" in each or "dict[" in each
     } == {
         "__arrow_c_array__": "tuple[object, object]",
+        "by_collection": "dict[int | None, ArrowBatch]",
         "collection_lag": "dict[str, int | None]",
         "defaults": "dict[str, dict[str, Any]]",
         "collections": "dict[str, int]",

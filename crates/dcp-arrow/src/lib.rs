@@ -49,6 +49,7 @@ mod repeated;
 mod rows;
 mod schema;
 mod sink;
+mod split;
 mod table;
 mod values;
 mod xattrs;
@@ -65,6 +66,7 @@ pub use pending::PendingBatch;
 pub use pool::BufferPool;
 pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
+pub use split::by_collection;
 pub use table::{Columns, TableOptions, TableSchema};
 
 /// The most similar of `names` by edit distance, comparing the first 64 characters; `None` if none

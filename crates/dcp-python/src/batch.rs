@@ -9,6 +9,7 @@ use pyo3::types::{PyCapsule, PyDict, PyList, PyString, PyTuple};
 
 use crate::cells::{cells, in_order};
 use crate::checkpoint::Checkpoint;
+use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
 use crate::times::Times;
 
@@ -52,6 +53,17 @@ impl ChangeBatch {
             checkpoint: self.checkpoint.clone(),
             token: self.token,
         }
+    }
+
+    /// The rows by the ID of their collection, `None` for those that have none.
+    fn by_collection<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let parts = py.detach(|| dcp_arrow::by_collection(&self.batch));
+        let parts = parts.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+        let found = PyDict::new(py);
+        for (id, rows) in parts {
+            found.set_item(id, ArrowBatch(rows))?;
+        }
+        Ok(found)
     }
 
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
@@ -98,6 +110,24 @@ impl ChangeBatch {
         let columns = self.batch.columns().iter().map(|column| in_order(py, column, &times));
         let columns: Vec<_> = columns.collect::<PyResult<_>>()?;
         py.import("builtins")?.getattr("zip")?.call1(PyTuple::new(py, columns)?)
+    }
+}
+
+/// Rows as Arrow columns, without a checkpoint.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct ArrowBatch(pub(crate) RecordBatch);
+
+#[pymethods]
+impl ArrowBatch {
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _wish = requested_schema;
+        capsules(py, &self.0)
     }
 }
 

@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use arrow_array::RecordBatch;
 use dcp_arrow::{
     DocumentDecoder as Decoder, DocumentSchema, GivenDocuments, GivenKind, Names, Nested,
     Observations, ObservedField, SchemaError,
@@ -13,28 +12,10 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::arguments::Arguments;
-use crate::batch::capsules;
+use crate::batch::ArrowBatch;
 use crate::classes::Class;
 use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
-
-/// Documents in columns.
-#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
-#[derive(Debug)]
-pub(crate) struct DecodedDocuments(RecordBatch);
-
-#[pymethods]
-impl DecodedDocuments {
-    #[pyo3(signature = (requested_schema=None))]
-    fn __arrow_c_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<&Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        let _wish = requested_schema;
-        capsules(py, &self.0)
-    }
-}
 
 const NESTED: [(&str, Nested); 3] =
     [("json", Nested::Json), ("struct", Nested::Struct), ("columns", Nested::Columns)];
@@ -144,11 +125,11 @@ impl DocumentDecoder {
         offsets: PyBuffer<i32>,
         data: PyBuffer<u8>,
         kinds: PyBuffer<u8>,
-    ) -> PyResult<DecodedDocuments> {
+    ) -> PyResult<ArrowBatch> {
         let given = Given::read(py, &offsets, &data, &kinds)?;
         let decoded = py.detach(|| self.decoder.decode(given.documents()));
         let failed = |error: arrow_schema::ArrowError| Failure::new(Kind::Dcp, error.to_string());
-        Ok(DecodedDocuments(decoded.map_err(failed)?))
+        Ok(ArrowBatch(decoded.map_err(failed)?))
     }
 
     /// The text of a schema that holds documents, too.

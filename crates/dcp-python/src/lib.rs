@@ -35,7 +35,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 mod _dcp_rs {
     #[pymodule_export]
-    use super::batch::ChangeBatch;
+    use super::batch::{ArrowBatch, ChangeBatch};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, CheckpointLock};
     #[pymodule_export]
@@ -43,7 +43,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, json_depth, wanted};
     #[pymodule_export]
-    use super::documents::{DecodedDocuments, DocumentDecoder, Inference};
+    use super::documents::{DocumentDecoder, Inference};
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]

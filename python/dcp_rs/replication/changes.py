@@ -45,8 +45,6 @@ _POSITION = (
 _GENERATION = "generation"
 # Columns that say what a system event is about.
 _OF_EVENTS = ["op", "vbucket", "epoch", "value"]
-# Changes that are split by collection at once.
-_BLOCK_ROWS = 32_768
 # Columns that are read only for decisions, not written.
 _READ_ONLY = ("snapshot_end", "datatype")
 # Columns that note what does not fit. They hold no documents, so a table that gains one is not
@@ -426,42 +424,6 @@ def _is_utf8(key: bytes | None) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def by_collection(changes: pa.Table) -> dict[int | None, pa.Table]:
-    """Splits changes by the ID of their collection, in the order of the stream.
-
-    What concerns a vBucket or a scope is under `None`.
-    """
-    parts: dict[int | None, list[pa.Table]] = {}
-    # Copies of a few megabytes use the memory again that the last ones had, which is still cached.
-    block: list[pa.RecordBatch] = []
-    rows = 0
-    for batch in changes.to_batches():
-        block.append(batch)
-        rows += len(batch)
-        if rows >= _BLOCK_ROWS:
-            _split(pa.Table.from_batches(block), parts)
-            block, rows = [], 0
-    if block:
-        _split(pa.Table.from_batches(block), parts)
-    return {number: pa.concat_tables(some) for number, some in parts.items()}
-
-
-def _split(changes: pa.Table, parts: dict[int | None, list[pa.Table]]) -> None:
-    ids = changes["collection_id"].combine_chunks()
-    order = pc.sort_indices(ids)
-    runs = pc.run_end_encode(ids.take(order))
-    ends, values = runs.run_ends.to_pylist(), runs.values.to_pylist()
-    if len(values) <= 1:
-        for value in values:
-            parts.setdefault(value, []).append(changes)
-        return
-    changes, starts = changes.combine_chunks(), [0, *ends[:-1]]
-    # Sorting is stable. PyArrow 18 makes invalid text of slices, so each part has its own arrays.
-    for value, start, end in zip(values, starts, ends, strict=True):
-        part = changes.take(order.slice(start, end - start))
-        parts.setdefault(value, []).append(part)
 
 
 def rolled_back(changes: pa.Table | pa.RecordBatch) -> set[int]:

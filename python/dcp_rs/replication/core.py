@@ -187,7 +187,7 @@ class Replication:
         if stream is None:
             self._groups.remove(group)
             return
-        group.read(stream, self._news)
+        group.read(stream, self._news, splits=not self._tables.are_one)
         self._note_phase()
 
     def _stream(
@@ -277,7 +277,7 @@ class Replication:
             group.buffer.checkpoint = read.checkpoint
             self._end(group)
             return
-        group.buffer.add(read.batch, read.checkpoint)
+        group.buffer.add(read.batch, read.parts, read.checkpoint)
         if not group.until_now and self._needs_catch_up(group, read.batch):
             self._commit_all(group)
             self._catch_up(group)
@@ -393,8 +393,8 @@ class Replication:
             return
         changes, group.position = read
         meter = self._meter
-        meter.bytes += changes.nbytes
-        meter.rollbacks += len(reducing.rolled_back(changes))
+        meter.bytes += sum(part.nbytes for part in changes.values())
+        meter.rollbacks += len(reducing.rolled_back(changes[None]))
         for table, part in self._tables.route(changes, group, self._groups):
             if len(part):
                 table.waiting.add(part, since)

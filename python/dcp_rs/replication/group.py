@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import threading
 
     from dcp_rs.checkpoint import Checkpoint
-    from dcp_rs.replication.reader import Read
+    from dcp_rs.replication.reader import Parts, Read
     from dcp_rs.replication.table import Table
     from dcp_rs.stream import ChangeStream
 
@@ -30,16 +30,17 @@ class Buffer:
     def __init__(self, rows: int, size: int, interval: float) -> None:
         self.checkpoint: Checkpoint | None = None
         self.rows = 0
-        self._batches: list[pa.RecordBatch] = []
+        self._parts: dict[int | None, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self._since = 0.0
         self._limits = rows, size, interval
 
-    def add(self, batch: pa.RecordBatch, checkpoint: Checkpoint) -> None:
-        """Adds a batch."""
-        if not self._batches:
+    def add(self, batch: pa.RecordBatch, parts: Parts, checkpoint: Checkpoint) -> None:
+        """Adds a batch, and its rows as they are to be taken."""
+        if not self._parts:
             self._since = time.monotonic()
-        self._batches.append(batch)
+        for number, part in parts.items():
+            self._parts.setdefault(number, []).append(part)
         self.rows += batch.num_rows
         self._bytes += batch.nbytes
         self.checkpoint = checkpoint
@@ -61,21 +62,24 @@ class Buffer:
     def seconds_left(self) -> float:
         """Returns the seconds until the next commit."""
         interval = self._limits[2]
-        if not self._batches:
+        if not self._parts:
             return interval
         return self._since + interval - time.monotonic()
 
-    def take(self, schema: pa.Schema) -> tuple[pa.Table, Checkpoint] | None:
-        """Returns the changes as one table and the position after them, and forgets them.
+    def take(self, schema: pa.Schema) -> tuple[dict[int | None, pa.Table], Checkpoint] | None:
+        """Returns the changes by collection and the position after them, and forgets them.
 
         `None` if not even a position was read.
         """
-        batches, checkpoint = self._batches, self.checkpoint
-        self._batches, self.checkpoint = [], None
+        parts, checkpoint = self._parts, self.checkpoint
+        self._parts, self.checkpoint = {}, None
         self.rows = self._bytes = 0
         if checkpoint is None:
             return None
-        return pa.Table.from_batches(batches, schema), checkpoint
+        changes = {number: pa.Table.from_batches(some, schema) for number, some in parts.items()}
+        # Of the vBuckets, or of everything if the changes are not split.
+        changes.setdefault(None, pa.Table.from_batches([], schema))
+        return changes, checkpoint
 
 
 class Group:
@@ -105,9 +109,9 @@ class Group:
         self.stream: ChangeStream | None = None
         self._reader: Reader | None = None
 
-    def read(self, stream: ChangeStream, news: threading.Event) -> None:
-        """Begins to read a stream."""
-        self.stream, self._reader = stream, Reader(stream, news)
+    def read(self, stream: ChangeStream, news: threading.Event, *, splits: bool) -> None:
+        """Begins to read a stream, and splits what it brings by collection if need be."""
+        self.stream, self._reader = stream, Reader(stream, news, splits=splits)
         self.phase = "reading"
 
     def take(self) -> Read | None:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from dcp_rs.batch import ChangeBatch
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.stream import ChangeStream
+
+# Rows by the ID of their collection; what concerns a vBucket or a scope is under `None`.
+Parts: TypeAlias = "dict[int | None, pa.RecordBatch]"
 
 # Batches read ahead, each of up to the stream's `max_bytes`.
 _AHEAD = 4
@@ -24,6 +28,8 @@ class Read(NamedTuple):
     batch: pa.RecordBatch | None
     checkpoint: Checkpoint
     """Where the stream stands after it."""
+    parts: Parts
+    """Its rows, by the ID of their collection if they were split, or else under `None`."""
 
 
 class Reader:
@@ -32,10 +38,12 @@ class Reader:
     Args:
         stream: The stream.
         news: Event that is set when there is something to take.
+        splits: Whether to split batches by collection.
     """
 
-    def __init__(self, stream: ChangeStream, news: threading.Event) -> None:
+    def __init__(self, stream: ChangeStream, news: threading.Event, *, splits: bool) -> None:
         self._stream = stream
+        self._splits = splits
         self._news = news
         self._queue: queue.Queue[Read | Exception] = queue.Queue(_AHEAD)
         # Changes, each counted by one thread only.
@@ -46,14 +54,21 @@ class Reader:
     def _run(self) -> None:
         try:
             for batch in self._stream:
-                changes = batch.to_pyarrow()
-                # Rows about the stream itself concern no documents or collections.
-                changes = changes.filter(pc.not_equal(changes["op"], "caught_up"))
+                changes = _of_documents(batch.to_pyarrow())
                 self._put += changes.num_rows
-                self._add(Read(changes, batch.checkpoint))
-            self._add(Read(None, self._stream.checkpoint()))
+                self._add(Read(changes, batch.checkpoint, self._parts(batch, changes)))
+            self._add(Read(None, self._stream.checkpoint(), {}))
         except Exception as error:  # noqa: BLE001 - raised again where it is taken
             self._add(error)
+
+    def _parts(self, batch: ChangeBatch, changes: pa.RecordBatch) -> Parts:
+        if not self._splits:
+            return {None: changes}
+        # The engine copies each row once; PyArrow would twice.
+        parts = batch._by_collection()  # noqa: SLF001 - the package's own
+        if None in parts:
+            parts[None] = _of_documents(parts[None])
+        return parts
 
     def _add(self, found: Read | Exception) -> None:
         self._queue.put(found)
@@ -93,3 +108,9 @@ class Reader:
             self._queue.get(timeout=0.01)
         except queue.Empty:
             self._thread.join(0.01)
+
+
+def _of_documents(changes: pa.RecordBatch) -> pa.RecordBatch:
+    """Leaves out rows about the stream itself, which concern no documents or collections."""
+    others = pc.equal(changes["op"], "caught_up")
+    return changes.filter(pc.invert(others)) if pc.any(others).as_py() else changes

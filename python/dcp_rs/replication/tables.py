@@ -16,7 +16,7 @@ from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.sampling import sample
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.client import Client
@@ -78,9 +78,16 @@ class Tables(Protocol):
         """Returns tables of collections that exist, and that no stream reads."""
 
     def route(
-        self, changes: pa.Table, group: Group, groups: Iterable[Group]
+        self, changes: Mapping[int | None, pa.Table], group: Group, groups: Iterable[Group]
     ) -> list[tuple[Table, pa.Table]]:
-        """Returns the changes of a group's stream by the tables that they are for."""
+        """Returns the changes of a group's stream by the tables that they are for.
+
+        Args:
+            changes: By the ID of their collection, `None` for those of vBuckets and scopes; or all
+                under `None`, if the tables are one.
+            group: The group.
+            groups: All groups.
+        """
 
     def collection_id(self, table: Table) -> int | None:
         """Returns the ID of the table's collection, if it had one when a stream was opened."""
@@ -177,10 +184,10 @@ class OneTable:
         return {}
 
     def route(
-        self, changes: pa.Table, _group: Group, _groups: Iterable[Group]
+        self, changes: Mapping[int | None, pa.Table], _group: Group, _groups: Iterable[Group]
     ) -> list[tuple[Table, pa.Table]]:
         """See `Tables`."""
-        return [(self._table, changes)]
+        return [(self._table, changes[None])]
 
     def collection_id(self, _table: Table) -> int | None:
         """See `Tables`."""
@@ -435,14 +442,14 @@ class TablePerCollection:
         }
 
     def route(
-        self, changes: pa.Table, group: Group, groups: Iterable[Group]
+        self, changes: Mapping[int | None, pa.Table], group: Group, groups: Iterable[Group]
     ) -> list[tuple[Table, pa.Table]]:
         """See `Tables`."""
         parts: dict[str, list[pa.Table]] = {}
-        about_all: list[pa.Table] = []
-        for number, part in reducing.by_collection(changes).items():
+        of_vbuckets = changes[None]
+        about_all = of_vbuckets.filter(reducing.is_rollback(of_vbuckets))
+        for number, part in changes.items():
             if number is None:
-                about_all = [part.filter(reducing.is_rollback(part))]
                 continue
             name = self._known.get(number) or self._named(number, part)
             if name is not None:
@@ -452,9 +459,8 @@ class TablePerCollection:
                 table = self._created(name, group, some)
                 if table is not None:
                     group.tables[name] = table
-        none = pa.Table.from_batches([], changes.schema)
         return [
-            (table, pa.concat_tables([none, *about_all, *parts.get(str(name), ())]))
+            (table, pa.concat_tables([about_all, *parts.get(str(name), ())]))
             for name, table in group.tables.items()
         ]
 
