@@ -1,295 +1,118 @@
-"""Metrics of streams for Prometheus and OpenTelemetry.
+"""Metrics of streams and replications for Prometheus and OpenTelemetry.
 
-Both read `dcp_rs.ChangeStream.stats` on demand, so they cost nothing per change.
+They read `dcp_rs.ChangeStream.stats`, or the last `dcp_rs.replication.Progress`, on demand, so they
+cost nothing per change.
 
 * `PrometheusCollector` needs `pip install "dcp-rs[prometheus]"`;
-* `instrument` needs `pip install "dcp-rs[opentelemetry]"`.
+* `instrument` and `instrument_replication` need `pip install "dcp-rs[opentelemetry]"`.
 
-Every series has the labels `bucket` and `stream`.
+Every series has the labels `bucket` and `stream`. `dcp_rs.replicate` exports the same by itself,
+with `listen`.
 """
 
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from dcp_rs import _checks
+from dcp_rs._figures import FIGURES, Figure, Report, Source
 from dcp_rs._libraries import require
+from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError, ForkedProcessError
-from dcp_rs.stream import ChangeStream, StreamStats
+from dcp_rs.stream import ChangeStream
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
     from prometheus_client.registry import Collector
 
-    _Points = Iterator[tuple[tuple[str, ...], float]]
+    from dcp_rs._figures import Points
+    from dcp_rs.replication.progress import Progress
 else:
     Collector = object
 
-_STATES = ("opening", "streaming", "backing_off", "complete", "failed")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Source:
-    """A watched stream."""
-
-    stream: ChangeStream
-    name: str
-    collections: bool
-    vbuckets: bool
-
-    @property
-    def labels(self) -> tuple[str, str]:
-        return (self.stream.bucket_name, self.name)
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Figure:
-    """A metric: its names, and how to read it."""
-
-    prometheus: str
-    opentelemetry: str
-    kind: Literal["counter", "gauge"]
-    unit: str
-    description: str
-    read: Callable[[_Source], _Points]
-    label: str | None = None
-
-
-def _of_stats(value: Callable[[StreamStats], float | None]) -> Callable[[_Source], _Points]:
-    def read(source: _Source) -> _Points:
-        # Unknown values are left out, instead of 0.
-        if (known := value(source.stream.stats())) is not None:
-            yield (), known
-
-    return read
-
-
-def _states(source: _Source) -> _Points:
-    stats = source.stream.stats()
-    for state in _STATES:
-        yield (state,), getattr(stats, state)
-
-
-def _collections(source: _Source) -> _Points:
-    if source.collections:
-        for name, lag in source.stream.collection_lag().items():
-            if lag is not None:
-                yield (name,), lag
-
-
-def _vbuckets(attribute: str) -> Callable[[_Source], _Points]:
-    def read(source: _Source) -> _Points:
-        if source.vbuckets:
-            for each in source.stream.vbucket_stats():
-                if (value := getattr(each, attribute)) is not None:
-                    yield (str(each.vbucket),), value
-
-    return read
-
-
-_FIGURES = (
-    _Figure(
-        prometheus="dcp_rs_records",
-        opentelemetry="dcp_rs.records",
-        kind="counter",
-        unit="{record}",
-        description="Changes taken by the application",
-        read=_of_stats(lambda stats: stats.rows),
-    ),
-    _Figure(
-        prometheus="dcp_rs_batches",
-        opentelemetry="dcp_rs.batches",
-        kind="counter",
-        unit="{batch}",
-        description="Batches taken by the application",
-        read=_of_stats(lambda stats: stats.batches),
-    ),
-    _Figure(
-        prometheus="dcp_rs_malformed_documents",
-        opentelemetry="dcp_rs.documents.malformed",
-        kind="counter",
-        unit="{document}",
-        description="Malformed documents, of which all columns are null",
-        read=_of_stats(lambda stats: stats.malformed),
-    ),
-    _Figure(
-        prometheus="dcp_rs_partly_malformed_documents",
-        opentelemetry="dcp_rs.documents.partly_malformed",
-        kind="counter",
-        unit="{document}",
-        description="Documents of which some values do not fit their columns and are null",
-        read=_of_stats(lambda stats: stats.partly_malformed),
-    ),
-    _Figure(
-        prometheus="dcp_rs_lag",
-        opentelemetry="dcp_rs.lag",
-        kind="gauge",
-        unit="{seqno}",
-        description="Seqnos behind the server, all vBuckets together",
-        read=_of_stats(lambda stats: stats.lag),
-    ),
-    _Figure(
-        prometheus="dcp_rs_lag_max",
-        opentelemetry="dcp_rs.lag.max",
-        kind="gauge",
-        unit="{seqno}",
-        description="Seqnos behind the server in the vBucket that is furthest behind",
-        read=_of_stats(lambda stats: stats.max_lag),
-    ),
-    _Figure(
-        prometheus="dcp_rs_collection_lag",
-        opentelemetry="dcp_rs.collection.lag",
-        kind="gauge",
-        unit="{seqno}",
-        description="Seqnos behind the newest change of a collection",
-        read=_collections,
-        label="collection",
-    ),
-    _Figure(
-        prometheus="dcp_rs_buffered_bytes",
-        opentelemetry="dcp_rs.buffered",
-        kind="gauge",
-        unit="By",
-        description="Bytes received and not yet taken by the application",
-        read=_of_stats(lambda stats: stats.buffered_bytes),
-    ),
-    _Figure(
-        prometheus="dcp_rs_connections",
-        opentelemetry="dcp_rs.connections",
-        kind="gauge",
-        unit="{connection}",
-        description="Connections in use",
-        read=_of_stats(lambda stats: stats.connections),
-    ),
-    _Figure(
-        prometheus="dcp_rs_reconnects",
-        opentelemetry="dcp_rs.reconnects",
-        kind="counter",
-        unit="{outage}",
-        description="Connections lost, and nodes that could not be reached",
-        read=_of_stats(lambda stats: stats.reconnects),
-    ),
-    _Figure(
-        prometheus="dcp_rs_vbuckets",
-        opentelemetry="dcp_rs.vbuckets",
-        kind="gauge",
-        unit="{vbucket}",
-        description="vBuckets by what they are doing",
-        read=_states,
-        label="state",
-    ),
-    _Figure(
-        prometheus="dcp_rs_disconnected_vbuckets",
-        opentelemetry="dcp_rs.vbuckets.disconnected",
-        kind="gauge",
-        unit="{vbucket}",
-        description="vBuckets that have not been streaming for three seconds",
-        read=_of_stats(lambda stats: stats.disconnected),
-    ),
-    _Figure(
-        prometheus="dcp_rs_diverged_vbuckets",
-        opentelemetry="dcp_rs.vbuckets.diverged",
-        kind="gauge",
-        unit="{vbucket}",
-        description="vBuckets whose changes wait because copies are on different branches",
-        read=_of_stats(lambda stats: stats.diverged),
-    ),
-    _Figure(
-        prometheus="dcp_rs_unpersisted_records",
-        opentelemetry="dcp_rs.unpersisted.records",
-        kind="gauge",
-        unit="{record}",
-        description="Changes that wait for the disks of all copies",
-        read=_of_stats(lambda stats: stats.unpersisted_rows),
-    ),
-    _Figure(
-        prometheus="dcp_rs_unpersisted_seconds",
-        opentelemetry="dcp_rs.unpersisted.age",
-        kind="gauge",
-        unit="s",
-        description="Time for which the oldest of them has waited",
-        read=_of_stats(lambda stats: stats.unpersisted_seconds),
-    ),
-    _Figure(
-        prometheus="dcp_rs_vbucket_lag",
-        opentelemetry="dcp_rs.vbucket.lag",
-        kind="gauge",
-        unit="{seqno}",
-        description="Seqnos behind the server",
-        read=_vbuckets("lag"),
-        label="vbucket",
-    ),
-    _Figure(
-        prometheus="dcp_rs_vbucket_seqno",
-        opentelemetry="dcp_rs.vbucket.seqno",
-        kind="gauge",
-        unit="{seqno}",
-        description="Last seqno taken by the application",
-        read=_vbuckets("seqno"),
-        label="vbucket",
-    ),
-    _Figure(
-        prometheus="dcp_rs_vbucket_high_seqno",
-        opentelemetry="dcp_rs.vbucket.high_seqno",
-        kind="gauge",
-        unit="{seqno}",
-        description="Highest seqno of the server",
-        read=_vbuckets("high_seqno"),
-        label="vbucket",
-    ),
-)
-
 
 class _Watched:
-    """The streams of one collector or meter."""
+    """The streams and replications of one collector or meter."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sources: list[_Source] = []
+        self._sources: list[Source] = []
 
-    def add(self, source: _Source) -> None:
-        _checks.instance("stream", source.stream, ChangeStream, "a ChangeStream")
+    def add_stream(
+        self, stream: ChangeStream, name: str, *, collections: bool, vbuckets: bool
+    ) -> None:
+        _checks.instance("stream", stream, ChangeStream, "a ChangeStream")
+        self.add(
+            Source(
+                bucket=stream.bucket_name,
+                name=name,
+                stream=stream,
+                collections=collections,
+                vbuckets=vbuckets,
+            )
+        )
+
+    def add_replication(self, client: Client, name: str) -> Callable[[Progress], None]:
+        _checks.instance("client", client, Client, "a Client")
+        reports = _Reports()
+        self.add(Source(bucket=client.bucket_name, name=name, report=reports.last))
+        return reports.take
+
+    def add(self, source: Source) -> None:
         with self._lock:
-            self._forget_closed()
-            if any(other.labels == source.labels for other in self._sources):
+            others = [other for other in self._sources if not other.is_closed]
+            if source.report is not None:
+                # The one before has ended, or nobody would begin another.
+                others = [
+                    each for each in others if each.labels != source.labels or each.report is None
+                ]
+            if any(other.labels == source.labels for other in others):
                 bucket, name = source.labels
                 raise ConfigError(
                     f"a stream {name!r} of the bucket {bucket!r} is already watched: give "
                     "each stream its own name",
                     option="name",
                 )
-            self._sources.append(source)
+            self._sources = [*others, source]
 
-    def read(self, figure: _Figure) -> _Points:
+    def read(self, figure: Figure) -> Points:
         """Returns the points of a metric: the values of its labels, and its value."""
         with self._lock:
-            self._forget_closed()
-            sources = list(self._sources)
+            sources = self._sources = [each for each in self._sources if not each.is_closed]
         for source in sources:
             try:
-                points = list(figure.read(source))
+                points = list(figure.points(source))
             except ForkedProcessError:
                 # A stream is watched only in the process that opened it.
                 continue
             for labels, value in points:
                 yield (*source.labels, *labels), value
 
-    def _forget_closed(self) -> None:
-        self._sources = [source for source in self._sources if not source.stream.is_closed]
 
+class _Reports:
+    """The last report of a replication."""
 
-def _names(figure: _Figure) -> list[str]:
-    return ["bucket", "stream", *([figure.label] if figure.label else [])]
+    def __init__(self) -> None:
+        self._last: tuple[Progress, float] | None = None
+
+    def take(self, progress: Progress) -> None:
+        self._last = progress, time.monotonic()
+
+    def last(self) -> Report | None:
+        if self._last is None:
+            return None
+        progress, at = self._last
+        return Report.of(progress, time.monotonic() - at)
 
 
 class PrometheusCollector(Collector):
-    """Exports streams to `prometheus_client`. Register it once, and add streams to it.
+    """Exports streams and replications to `prometheus_client`. Register it once, and add to it.
 
         >>> from prometheus_client import CollectorRegistry
         >>> registry = CollectorRegistry()
@@ -341,17 +164,43 @@ class PrometheusCollector(Collector):
         Raises:
             ConfigError: A stream of the same bucket already has this name.
         """
-        self._watched.add(
-            _Source(stream=stream, name=name, collections=collections, vbuckets=vbuckets)
-        )
+        self._watched.add_stream(stream, name, collections=collections, vbuckets=vbuckets)
+
+    def add_replication(self, client: Client, *, name: str = "") -> Callable[[Progress], None]:
+        """Adds a replication, in place of an earlier one with the same name.
+
+            >>> import tempfile
+            >>> from prometheus_client import CollectorRegistry
+            >>> registry, collector = CollectorRegistry(), PrometheusCollector()
+            >>> registry.register(collector)
+            >>> with EmbeddedCluster() as cluster, cluster.connect() as client:
+            ...     _ = cluster.upsert("key", {})
+            ...     update = collector.add_replication(client, name="travel")
+            ...     target = f"duckdb://{tempfile.mkdtemp()}/travel.duckdb"
+            ...     _ = dcp_rs.replicate(client, target, once=True, on_progress=update)
+            ...     labels = {"bucket": "default", "stream": "travel"}
+            ...     int(registry.get_sample_value("dcp_rs_committed_records_total", labels))
+            1
+
+        Args:
+            client: Client of the bucket.
+            name: Name of the replication.
+
+        Returns:
+            What to pass to `dcp_rs.replicate` as `on_progress`.
+
+        Raises:
+            ConfigError: A stream of the same bucket has this name.
+        """
+        return self._watched.add_replication(client, name)
 
     def describe(self) -> Iterable[Metric]:
         """Returns the metrics without values, so that registering reads no stream."""
-        return [_family(figure) for figure in _FIGURES]
+        return [_family(figure) for figure in FIGURES]
 
     def collect(self) -> Iterable[Metric]:
         """Reads the metrics; called by Prometheus's client."""
-        for figure in _FIGURES:
+        for figure in FIGURES:
             family = _family(figure)
             for labels, value in self._watched.read(figure):
                 family.add_metric(labels, value)
@@ -359,14 +208,14 @@ class PrometheusCollector(Collector):
                 yield family
 
 
-def _family(figure: _Figure) -> CounterMetricFamily | GaugeMetricFamily:
+def _family(figure: Figure) -> CounterMetricFamily | GaugeMetricFamily:
     from prometheus_client.core import (
         CounterMetricFamily,
         GaugeMetricFamily,
     )
 
     family = CounterMetricFamily if figure.kind == "counter" else GaugeMetricFamily
-    return family(figure.prometheus, figure.description, labels=_names(figure))
+    return family(figure.prometheus, figure.description, labels=figure.labels)
 
 
 _METERS: WeakKeyDictionary[Meter, _Watched] = WeakKeyDictionary()
@@ -396,17 +245,39 @@ def instrument(
         ImportError: `opentelemetry-api` is not installed.
         ConfigError: It is too old, or a stream of the same bucket already has this name.
     """
-    metrics = require("instrument", "opentelemetry.metrics", "opentelemetry")
-    source = _Source(stream=stream, name=name, collections=collections, vbuckets=vbuckets)
+    watched = _watched("instrument", meter)
+    watched.add_stream(stream, name, collections=collections, vbuckets=vbuckets)
+
+
+def instrument_replication(
+    client: Client, meter: Meter | None = None, *, name: str = ""
+) -> Callable[[Progress], None]:
+    """Exports a replication to OpenTelemetry, in place of an earlier one with the same name.
+
+    Args:
+        client: Client of the bucket.
+        meter: The meter, as for `instrument`.
+        name: Name of the replication, in the attribute `stream`.
+
+    Returns:
+        What to pass to `dcp_rs.replicate` as `on_progress`.
+
+    Raises:
+        ImportError: `opentelemetry-api` is not installed.
+        ConfigError: It is too old, or a stream of the same bucket has this name.
+    """
+    return _watched("instrument_replication", meter).add_replication(client, name)
+
+
+def _watched(what: str, meter: Meter | None) -> _Watched:
+    """Returns what a meter exports."""
+    metrics = require(what, "opentelemetry.metrics", "opentelemetry")
     meter = metrics.get_meter("dcp_rs") if meter is None else meter
     with _METERS_LOCK:
-        watched = _METERS.get(meter)
-        if watched is not None:
-            return watched.add(source)
-        watched = _Watched()
-        watched.add(source)
-        _METERS[meter] = watched
-    for figure in _FIGURES:
+        if meter in _METERS:
+            return _METERS[meter]
+        watched = _METERS[meter] = _Watched()
+    for figure in FIGURES:
         make = (
             meter.create_observable_counter
             if figure.kind == "counter"
@@ -418,15 +289,15 @@ def instrument(
             unit=figure.unit,
             description=figure.description,
         )
-    return None
+    return watched
 
 
 def _callback(
-    watched: _Watched, figure: _Figure
+    watched: _Watched, figure: Figure
 ) -> Callable[[CallbackOptions], Iterable[Observation]]:
     from opentelemetry.metrics import Observation
 
-    names = _names(figure)
+    names = figure.labels
 
     def observe(_options: CallbackOptions) -> Iterable[Observation]:
         for labels, value in watched.read(figure):

@@ -6,10 +6,12 @@ import time
 import duckdb
 import pyarrow as pa
 import pytest
+from prometheus_client import CollectorRegistry
 
 import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.metrics import PrometheusCollector
 from dcp_rs.replication import open_database
 from dcp_rs.replication.names import TableNames
 from dcp_rs.replication.tables import TablePerCollection
@@ -320,17 +322,17 @@ def test_a_misspelt_collection_is_refused_at_the_start(cluster, tmp_path):
 
 
 @pytest.mark.usefixtures("written")
-def test_the_guides_gauges_have_the_changes_of_each_table(cluster, tmp_path):
-    names = replicas.gauges_of_the_guide()
+def test_metrics_have_the_changes_of_each_table(cluster, client, tmp_path):
+    registry, collector = CollectorRegistry(), PrometheusCollector()
+    registry.register(collector)
+    update = collector.add_replication(client, name="t")
     replicas.replicate(
-        cluster, f"duckdb://{tmp_path}/x.duckdb", tables="collection", on_progress=names["publish"]
+        cluster, f"duckdb://{tmp_path}/x.duckdb", tables="collection", on_progress=update
     )
-    changes = {name: gauge.values[-1] for (name,), gauge in names["of_tables"].by_labels.items()}
-    assert changes == {
-        "_default___default": 40,
-        "inventory__airline": 40,
-        "inventory__hotel": 40,
-    }
+    for table in ("_default___default", "inventory__airline", "inventory__hotel"):
+        labels = {"bucket": "default", "stream": "t", "table": table}
+        found = registry.get_sample_value("dcp_rs_table_committed_records_total", labels)
+        assert found == 40, table
 
 
 # ----- crashes between the tables of a commit -----
