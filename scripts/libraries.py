@@ -37,7 +37,13 @@ TESTS = {
     "opentelemetry-api": ("test_metrics",),
     "pandas": ("test_batches",),
     "polars": ("test_polars", "test_masks"),
-    "prometheus-client": ("test_metrics", "test_command_doctor", "test_disconnected"),
+    "prometheus-client": (
+        "test_metrics",
+        "test_command_doctor",
+        "test_disconnected",
+        "test_health",
+        "test_replication_progress",
+    ),
     "pyarrow": (*_READING, *_TARGETS),
     "pyiceberg": _TARGETS,
     "rich": _COMMANDS,
@@ -46,7 +52,8 @@ TESTS = {
 
 # What waits more than it works, and rules that are the same with every library.
 ONLY_BETWEEN = {
-    "test_command_terminal", "test_disconnected", "test_replication", "test_slow_targets",
+    "test_command_terminal", "test_disconnected", "test_health", "test_replication",
+    "test_replication_progress", "test_slow_targets",
 }  # fmt: skip
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.request
 from dataclasses import replace
@@ -101,6 +102,26 @@ def fill(cluster):
         return documents
 
     return write
+
+
+@pytest.fixture
+def following(cluster):
+    """Starts a replication on a thread of its own, and stops it in the end."""
+    stop, threads = threading.Event(), []
+
+    def begin(target, *, connection=None, **options):
+        def run():
+            with cluster.connect(**connection or {}) as client:
+                dcp_rs.replicate(client, target, stop=stop, **options)
+
+        threads.append(threading.Thread(target=run))
+        threads[-1].start()
+
+    yield begin
+    stop.set()
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
 
 
 # A shell's background job, as CI can be, hands on that SIGINT is ignored.

@@ -1,12 +1,11 @@
 """What the tests of `replicate` compare: the cluster's own documents and what a target holds.
 
-Nothing here reads a stream or uses `dcp_rs.replication`.
+Nothing here reads a stream, or uses `dcp_rs.replication` but for `Stuck`.
 """
 
 import gzip
 import json
-import re
-import time
+import threading
 from pathlib import Path
 
 import deltalake
@@ -19,34 +18,26 @@ from psycopg.types.string import TextLoader
 from pyiceberg.catalog.sql import SqlCatalog
 
 import dcp_rs
+from dcp_rs.replication import open_target
+
+ROOT = Path(__file__).parents[2]
 
 
-class Gauge:
-    """A gauge of `prometheus_client`, as far as the guide uses it, with all its values."""
+class Stuck:
+    """A target of which one commit hangs until it is let go."""
 
-    def __init__(self, *_):
-        self.values, self.by_labels = [], {}
-        self.set = self.values.append
+    modes = frozenset({"table"})
 
-    def labels(self, **labels):
-        return self.by_labels.setdefault(tuple(labels.values()), Gauge())
+    def __init__(self, url, commit=2):
+        self.inner, self.which = open_target(url), commit
+        self.open, self.close = self.inner.open, self.inner.close
+        self.hangs, self.go_on = threading.Event(), threading.Event()
 
-    def set_to_current_time(self):
-        self.set(time.time())
-
-
-def gauges_of_the_guide(*more):
-    """Runs the guide's code for gauges, and gives its names: `publish`, `gauges`, `reported`."""
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
-    (code,) = re.findall(
-        r"^from prometheus_client import Gauge\n(.*?^def publish.*?)\n\n\n",
-        guide.read_text(),
-        re.MULTILINE | re.DOTALL,
-    )
-    names = {"Gauge": Gauge}
-    exec(code, names)
-    names["gauges"] |= {name: Gauge() for name in more}
-    return names
+    def commit(self, commit):
+        if commit.state.commits == self.which:
+            self.hangs.set()
+            assert self.go_on.wait(30)
+        self.inner.commit(commit)
 
 
 class Written:

@@ -1,74 +1,43 @@
 """What `replicate` says of itself, and what others see of it meanwhile: gauges, queries."""
 
-import itertools
 import threading
 import time
 
 import duckdb
-import pytest
+from prometheus_client import CollectorRegistry
 
 import dcp_rs
 import replicas
-from dcp_rs.replication import core, open_target
+from dcp_rs.metrics import PrometheusCollector
+from dcp_rs.replication import core
 from lag import until
 from replicas import Written
 
 
-class Stuck:
-    """A target whose second commit hangs until it is let go."""
-
-    modes = frozenset({"table"})
-
-    def __init__(self, url):
-        self.inner = open_target(url)
-        self.open, self.close = self.inner.open, self.inner.close
-        self.hangs, self.go_on = threading.Event(), threading.Event()
-
-    def commit(self, commit):
-        if commit.state.commits == 2:
-            self.hangs.set()
-            assert self.go_on.wait(30)
-        self.inner.commit(commit)
-
-
-@pytest.fixture
-def following(cluster):
-    """Starts a replication on a thread of its own, and stops it in the end."""
-    stop, threads = threading.Event(), []
-
-    def begin(target, **options):
-        def run():
-            with cluster.connect() as client:
-                dcp_rs.replicate(client, target, stop=stop, **options)
-
-        threads.append(threading.Thread(target=run))
-        threads[-1].start()
-
-    yield begin
-    stop.set()
-    for thread in threads:
-        thread.join(30)
-        assert not thread.is_alive()
-
-
-def test_a_commit_that_hangs_makes_the_guides_report_old(cluster, tmp_path, following):
+def test_a_commit_that_hangs_makes_the_report_old(cluster, client, tmp_path, following):
     cluster.upsert("first", {})
-    names = replicas.gauges_of_the_guide()
-    reported = names["reported"].values
-    target = Stuck(replicas.InDuckDB(tmp_path).url)
-    following(target, on_progress=names["publish"])
-    until(lambda: names["gauges"]["changes"].values[-1:] == [1])
+    registry, collector = CollectorRegistry(), PrometheusCollector()
+    registry.register(collector)
+
+    def value(name):
+        return registry.get_sample_value(f"dcp_rs_{name}", {"bucket": "default", "stream": "t"})
+
+    target = replicas.Stuck(replicas.InDuckDB(tmp_path).url)
+    following(target, on_progress=collector.add_replication(client, name="t"))
+    until(lambda: value("committed_records_total") == 1)
     # Nothing to write for longer than the hang is watched: it is reported all the same.
-    before = len(reported)
-    until(lambda: len(reported) >= before + 3)
-    ages = [after - earlier for earlier, after in itertools.pairwise(reported)]
+    ages, end = [], time.monotonic() + 3
+    while time.monotonic() < end:
+        ages.append(value("report_age_seconds"))
+        time.sleep(0.05)
+    assert value("commit_age_seconds") > 3
     cluster.upsert("second", {})
     assert target.hangs.wait(20)
     time.sleep(3.5)
-    assert time.time() - reported[-1] > 3.0 > max(ages)
+    assert value("report_age_seconds") > 3.0 > max(ages)
     target.go_on.set()
-    until(lambda: names["gauges"]["changes"].values[-1] == 2)
-    assert time.time() - reported[-1] < 3.0
+    until(lambda: value("committed_records_total") == 2)
+    assert value("report_age_seconds") < 3.0
 
 
 def test_what_is_read_and_not_committed_is_counted(cluster, tmp_path, following, monkeypatch):

@@ -137,6 +137,17 @@ TARGET is one of
 @click.option(
     "--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS at the latest."
 )
+@click.option(
+    "--listen",
+    metavar="HOST:PORT",
+    help="Answer /livez, /readyz, /status and /metrics there, such as 127.0.0.1:9108.",
+)
+@click.option(
+    "--hung-after",
+    type=float,
+    metavar="SECONDS",
+    help="Let /livez fail if a commit has run for SECONDS (300).",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
 def replicate(
     connection: ConnectionOptions,

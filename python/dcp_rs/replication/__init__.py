@@ -19,6 +19,7 @@ library of a target when the target is created.
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
     from dcp_rs.documents import DocumentSchema
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Settings
+    from dcp_rs.replication.health import Health
+    from dcp_rs.replication.listening import Listening
     from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract, NewFields, OwnSchema, TypeConflicts
     from dcp_rs.replication.state import Nested
@@ -200,6 +203,8 @@ def replicate(
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
+    listen: str | None = None,
+    hung_after: float = 300.0,
     stop: threading.Event | None = None,
     on_progress: Callable[[Progress], None] | None = None,
 ) -> Progress:
@@ -274,6 +279,11 @@ def replicate(
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
         commit_interval: Seconds after the first change after which to commit. A database that has
             caught up commits sooner, as soon as the stream brings nothing.
+        listen: Where to answer `/livez`, `/readyz`, `/status` and `/metrics` over HTTP, such as
+            `127.0.0.1:9108`. Anyone who reaches it may read them: `0.0.0.0:9108` is reached from
+            other machines. A port alone is one of 127.0.0.1.
+        hung_after: Seconds after which `/livez` fails, if a commit or `on_progress` has not
+            returned. Waiting for Couchbase does not count.
         stop: Event that stops it: it commits what was read, and returns.
         on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.
@@ -292,6 +302,7 @@ def replicate(
     """
     require_pyarrow("replicate", _extra_of(target))
     from dcp_rs.replication.core import Replication, Settings
+    from dcp_rs.replication.health import Health
     from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract
 
@@ -309,6 +320,7 @@ def replicate(
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
     _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
+    _checks.seconds("hung_after", hung_after, 1, _DAY)
     if isinstance(collections, str):
         collections = [collections]
     if stop is not None:
@@ -357,10 +369,18 @@ def replicate(
         written = _one(target, settings, contract, sample=sample, reload=again)
     else:
         written = _each(target, tables, settings, contract, sample=sample, reload=again)
+    health = Health(client.bucket_name, client.options.name, hung_after)
     try:
-        return Replication(client, written, settings).run()
+        with nullcontext() if listen is None else _listening(listen, health):
+            return Replication(client, written, settings, health).run()
     finally:
         written.close()
+
+
+def _listening(address: str, health: Health) -> Listening:
+    from dcp_rs.replication.listening import Listening
+
+    return Listening(address, health)
 
 
 @_keywords.checked

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.options import BackfillOrder, Priority
+    from dcp_rs.replication.health import Health
     from dcp_rs.replication.reader import Read
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.table import OnDrop, Step, Table
@@ -91,8 +92,9 @@ class Settings:
 class Replication:
     """Keeps tables in step with one bucket."""
 
-    def __init__(self, client: Client, tables: Tables, settings: Settings) -> None:
+    def __init__(self, client: Client, tables: Tables, settings: Settings, health: Health) -> None:
         self._client = client
+        self._health = health
         self._owns_client = False
         self._client_is_outdated = False
         self._tables = tables
@@ -112,9 +114,11 @@ class Replication:
         """Runs until it is stopped; with `once`, until it has caught up."""
         stop = self._settings.stop
         try:
-            self._groups = self._tables.groups(self._client, self._new_buffer)
+            with self._health.waiting():
+                self._groups = self._tables.groups(self._client, self._new_buffer)
             while not (stop.is_set() or self._has_ended):
                 self._news.clear()
+                self._health.turned()
                 has_moved = [self._step(group) for group in list(self._groups)]
                 if all(group.phase == "complete" for group in self._groups):
                     break
@@ -128,7 +132,7 @@ class Replication:
             return self._report()
         finally:
             for group in self._groups:
-                group.close()
+                self._close(group)
             if self._owns_client:
                 self._client.close()
 
@@ -180,13 +184,15 @@ class Replication:
                 if not has_warned:
                     _log.warning("waits up to %g s, since %s", retry_timeout, error)
                     has_warned = True
-                self._settings.stop.wait(_TICK)
+                with self._health.waiting():
+                    self._settings.stop.wait(_TICK)
         if stream is None and group is self._groups[0]:
             group.phase = "complete" if self._settings.once else "idle"
             return
         if stream is None:
             self._groups.remove(group)
             return
+        self._health.streams.opened(stream)
         group.read(stream, self._news, splits=not self._tables.are_one)
         self._note_phase()
 
@@ -209,28 +215,37 @@ class Replication:
         """
         settings = self._settings
         skips = settings.mode == "table" and fills
-        return self._client.stream(
-            start=start,
-            until="now" if until_now else None,
-            collections=collections,
-            persisted_only=settings.persisted_only,
-            on_purge=settings.on_purge,
-            # What was removed before is not among the rows that it fills a table with.
-            initial_deletions="skip_if_supported" if skips else "deliver",
-            priority=settings.priority,
-            backfill_order=settings.backfill_order,
-            include="system_events",
-            on_rollback="resync" if settings.mode == "table" else "emit",
-            batch=BatchPolicy(
-                max_rows=min(settings.commit_rows, BatchPolicy.max_rows),
-                linger=min(settings.commit_interval, BatchPolicy.linger),
-            ),
-            **self._tables.layout.options,
-        )
+        with self._health.waiting():
+            return self._client.stream(
+                start=start,
+                until="now" if until_now else None,
+                collections=collections,
+                persisted_only=settings.persisted_only,
+                on_purge=settings.on_purge,
+                # What was removed before is not among the rows that it fills a table with.
+                initial_deletions="skip_if_supported" if skips else "deliver",
+                priority=settings.priority,
+                backfill_order=settings.backfill_order,
+                include="system_events",
+                on_rollback="resync" if settings.mode == "table" else "emit",
+                batch=BatchPolicy(
+                    max_rows=min(settings.commit_rows, BatchPolicy.max_rows),
+                    linger=min(settings.commit_interval, BatchPolicy.linger),
+                ),
+                **self._tables.layout.options,
+            )
+
+    def _close(self, group: Group) -> None:
+        """Closes the stream of a group."""
+        stream = group.stream
+        group.close()
+        if stream is not None:
+            self._health.streams.closed(stream)
 
     def _reconnect(self) -> None:
         """Connects to the bucket that replaced a dropped one."""
-        client = connect(self._client.options)
+        with self._health.waiting():
+            client = connect(self._client.options)
         if self._owns_client:
             self._client.close()
         self._client, self._owns_client, self._client_is_outdated = client, True, False
@@ -268,7 +283,7 @@ class Replication:
         _log.warning("the stream is opened again: %s", error)
 
     def _catch_up(self, group: Group) -> None:
-        group.close()
+        self._close(group)
         group.until_now = True
 
     def _take(self, group: Group, read: Read) -> None:
@@ -288,7 +303,7 @@ class Replication:
         """Goes on from the end of a group's stream."""
         once = self._settings.once
         self._commit_all(group, is_caught_up=group.until_now, is_due=once or len(self._groups) > 1)
-        group.close()
+        self._close(group)
         if group.until_now and self._settings.on_drop == "drop":
             self._tables.drop(group)
         if not group.until_now:
@@ -432,7 +447,8 @@ class Replication:
                 if step is not None:
                     steps.append((table, step))
             if steps:
-                self._tables.commit(steps)
+                with self._health.committing():
+                    self._tables.commit(steps)
                 self._meter.commits += 1
                 self._meter.committed_at = time.monotonic()
             self._meter.changes += sum(step.changes for _, step in steps)
@@ -495,6 +511,7 @@ class Replication:
             seconds_since_commit=now - meter.committed_at,
             tables={name: table.progress() for name, table in by_name.items()},
         )
+        self._health.report(progress)
         if self._settings.on_progress is not None:
             self._settings.on_progress(progress)
         return progress

@@ -1,0 +1,217 @@
+"""What a replication is doing, for threads other than its own.
+
+The thread that replicates notes what it begins and what it reports. Others read that, and the
+streams, at any time: also while a commit hangs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from dcp_rs._figures import Report
+from dcp_rs.stream import StreamStats, VbucketStats
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from dcp_rs.replication.progress import Progress
+    from dcp_rs.stream import ChangeStream
+
+# Figures of streams that add up, also over those that are closed.
+_TOTALS = ("batches", "rows", "malformed", "partly_malformed", "reconnects")
+_SUMS = (
+    "opening", "streaming", "backing_off", "complete", "failed", "connections", "buffered_bytes",
+    "unpersisted_rows", "unpersisted_bytes", "diverged", "disconnected",
+)  # fmt: skip
+# From the worst to the best.
+_STATES = ("failed", "backing_off", "opening", "streaming", "complete")
+
+
+class Streams:
+    """The streams of a replication as one, which goes on as they are closed and opened again.
+
+    A vBucket that two of them read counts once, as that which is further behind.
+    """
+
+    is_closed = False
+
+    def __init__(self, bucket_name: str) -> None:
+        self.bucket_name = bucket_name
+        self._lock = threading.Lock()
+        self._open: list[ChangeStream] = []
+        self._past = dict.fromkeys(_TOTALS, 0)
+        self._begun = time.monotonic()
+
+    def opened(self, stream: ChangeStream) -> None:
+        """Adds a stream."""
+        with self._lock:
+            self._open.append(stream)
+
+    def closed(self, stream: ChangeStream) -> None:
+        """Leaves out a stream that has been closed, but for what it has counted."""
+        with self._lock:
+            self._open.remove(stream)
+            stats = stream.stats()
+            for name in _TOTALS:
+                self._past[name] += getattr(stats, name)
+
+    @property
+    def are_open(self) -> bool:
+        """Whether there are any."""
+        return bool(self._open)
+
+    def stats(self) -> StreamStats:
+        """Returns the statistics of all together."""
+        with self._lock:
+            found, past = [each.stats() for each in self._open], dict(self._past)
+            vbuckets = self._vbuckets() if len(found) > 1 else None
+        if vbuckets is None:
+            lag, highest = (found[0].lag, found[0].max_lag) if found else (None, None)
+        else:
+            lags = [each.lag for each in vbuckets if each.state != "complete"]
+            known = [each for each in lags if each is not None]
+            lag = sum(known) if len(known) == len(lags) else None
+            highest = max(known, default=0) if lag is not None else None
+        counted = {name: sum(getattr(each, name) for each in found) for name in _SUMS}
+        totals = {name: past[name] + sum(getattr(s, name) for s in found) for name in _TOTALS}
+        if vbuckets is not None:
+            counted |= {state: sum(v.state == state for v in vbuckets) for state in _STATES}
+            for name in ("disconnected", "diverged"):
+                counted[name] = sum(getattr(each, f"is_{name}") for each in vbuckets)
+        return StreamStats(
+            **counted,
+            **totals,
+            unpersisted_seconds=max((each.unpersisted_seconds for each in found), default=0.0),
+            lag=lag,
+            max_lag=highest,
+            elapsed=time.monotonic() - self._begun,
+        )
+
+    def vbucket_stats(self) -> list[VbucketStats]:
+        """Returns the state and position of every vBucket, in ascending order."""
+        with self._lock:
+            return self._vbuckets()
+
+    def _vbuckets(self) -> list[VbucketStats]:
+        if len(self._open) == 1:
+            return self._open[0].vbucket_stats()
+        found: dict[int, VbucketStats] = {}
+        for stream in self._open:
+            for each in stream.vbucket_stats():
+                other = found.get(each.vbucket)
+                found[each.vbucket] = each if other is None else _worse(each, other)
+        return [found[vbucket] for vbucket in sorted(found)]
+
+    def collection_lag(self) -> dict[str, int | None]:
+        """Returns the lag of each collection."""
+        with self._lock:
+            streams = list(self._open)
+        found: dict[str, int | None] = {}
+        for stream in streams:
+            for name, lag in stream.collection_lag().items():
+                other = found.get(name, 0)
+                found[name] = None if lag is None or other is None else max(lag, other)
+        return found
+
+
+def _worse(one: VbucketStats, other: VbucketStats) -> VbucketStats:
+    highs = [each.high_seqno for each in (one, other) if each.high_seqno is not None]
+    return replace(
+        one if one.seqno <= other.seqno else other,
+        state=min(one.state, other.state, key=_STATES.index),
+        high_seqno=max(highs, default=None),
+        is_diverged=one.is_diverged or other.is_diverged,
+        is_disconnected=one.is_disconnected or other.is_disconnected,
+    )
+
+
+class Health:
+    """What a replication is doing.
+
+    Args:
+        bucket: Name of the bucket.
+        name: Name of the replication.
+        hung_after: Seconds after which its loop counts as hung.
+    """
+
+    def __init__(self, bucket: str, name: str, hung_after: float) -> None:
+        self.bucket, self.name = bucket, name
+        self.streams = Streams(bucket)
+        self._hung_after = hung_after
+        # Replaced as a whole, so that other threads need no lock.
+        self._reported: tuple[Progress, float] | None = None
+        self._turned = time.monotonic()
+        self._committing: float | None = None
+        self._waiting = 0
+        self._has_caught_up = False
+
+    # ----- for the thread that replicates -----
+
+    def turned(self) -> None:
+        """Notes that the loop goes on."""
+        self._turned = time.monotonic()
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Notes that a commit runs meanwhile."""
+        self._committing = self._turned = time.monotonic()
+        try:
+            yield
+        finally:
+            self._committing = None
+            self.turned()
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Notes that it waits for Couchbase meanwhile, which may take `retry_timeout`."""
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+            self.turned()
+
+    def report(self, progress: Progress) -> None:
+        """Takes a report."""
+        self._reported = progress, time.monotonic()
+        self._has_caught_up |= progress.phase in {"following", "done"}
+        self.turned()
+
+    # ----- for others -----
+
+    def last(self) -> Report | None:
+        """Returns the last report, with what has changed since; `None` before the first."""
+        if self._reported is None:
+            return None
+        progress, at = self._reported
+        now, since = time.monotonic(), self._committing
+        running = 0.0 if since is None else now - since
+        return replace(Report.of(progress, now - at), committing=running)
+
+    def why_not_alive(self) -> str | None:
+        """Says why its loop counts as hung; `None` if it does not."""
+        still = time.monotonic() - self._turned
+        if self._waiting or still <= self._hung_after:
+            return None
+        if self._committing is None:
+            return f"the loop has not turned for {still:.0f} s: does on_progress hang?"
+        return (
+            f"a commit has been running for {still:.0f} s: look for locks, a full disk or a long"
+            " transaction in the target"
+        )
+
+    def why_not_ready(self) -> str | None:
+        """Says what it has yet to do before it is connected and has caught up once."""
+        report = self.last()
+        if report is None:
+            return "it starts"
+        phase = report.progress.phase
+        if not self._has_caught_up:
+            return f"it has not caught up yet: {phase}"
+        if phase == "disconnected":
+            return "disconnected: no node can be reached"
+        return "no stream is open" if self._waiting and not self.streams.are_open else None
