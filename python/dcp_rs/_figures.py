@@ -125,6 +125,8 @@ class Figure:
 
     def points(self, source: Source) -> Points:
         """Reads the values of its own label, and its value for each."""
+        if self.label == "vbucket" and not source.vbuckets:
+            return
         if source.report is not None and self.report is not None:
             report = source.report()
             if report is not None:
@@ -158,7 +160,7 @@ def _collections(source: Source) -> Points:
 
 def _vbuckets(attribute: str) -> Callable[[Source], Points]:
     def read(source: Source) -> Points:
-        if source.stream is not None and source.vbuckets:
+        if source.stream is not None:
             for each in source.stream.vbucket_stats():
                 if (value := getattr(each, attribute)) is not None:
                     yield (str(each.vbucket),), value
@@ -181,6 +183,11 @@ def _of_tables(value: Callable[[TableProgress], float | None]) -> Callable[[Repo
                 yield (name,), known
 
     return read
+
+
+def _by_vbucket(report: Report) -> Points:
+    for vbucket, age in report.progress.lag_seconds_by_vbucket.items():
+        yield (str(vbucket),), age
 
 
 def _phases(report: Report) -> Points:
@@ -398,6 +405,57 @@ _OF_REPLICATIONS = (
         unit="{record}",
         description="Changes read and not committed",
         report=_of_report(lambda report: report.progress.uncommitted),
+    ),
+    Figure(
+        prometheus="dcp_rs_lag_seconds",
+        opentelemetry="dcp_rs.lag.age",
+        kind="gauge",
+        unit="s",
+        description="Age of the oldest change that is not committed, since a node reported it",
+        report=_of_report(lambda report: report.progress.lag_seconds),
+    ),
+    Figure(
+        prometheus="dcp_rs_cas_lag_seconds",
+        opentelemetry="dcp_rs.cas.lag",
+        kind="gauge",
+        unit="s",
+        description="Time since the CAS of the oldest change read and not committed",
+        report=_of_report(lambda report: report.progress.cas_lag_seconds),
+    ),
+    Figure(
+        prometheus="dcp_rs_cas_ahead_seconds",
+        opentelemetry="dcp_rs.cas.ahead",
+        kind="gauge",
+        unit="s",
+        description="By how much a CAS of the last minute was ahead of the clock here",
+        report=_of_report(lambda report: report.progress.cas_ahead_seconds),
+    ),
+    Figure(
+        prometheus="dcp_rs_vbucket_lag_seconds",
+        opentelemetry="dcp_rs.vbucket.lag.age",
+        kind="gauge",
+        unit="s",
+        description="Age of its oldest change that is not committed",
+        report=_by_vbucket,
+        label="vbucket",
+    ),
+    Figure(
+        prometheus="dcp_rs_table_lag_seconds",
+        opentelemetry="dcp_rs.table.lag.age",
+        kind="gauge",
+        unit="s",
+        description="Age of its oldest change that is not committed",
+        report=_of_tables(lambda table: table.lag_seconds),
+        label="table",
+    ),
+    Figure(
+        prometheus="dcp_rs_table_cas_lag_seconds",
+        opentelemetry="dcp_rs.table.cas.lag",
+        kind="gauge",
+        unit="s",
+        description="Time since the CAS of its oldest change read and not committed",
+        report=_of_tables(lambda table: table.cas_lag_seconds),
+        label="table",
     ),
     Figure(
         prometheus="dcp_rs_commits",

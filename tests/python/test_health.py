@@ -42,7 +42,23 @@ def get(caplog):
         except OSError:
             return None, ""
 
+    ask.url = lambda: next(e.args[0] for e in caplog.records if e.name == "dcp_rs.listener")
     return ask
+
+
+def lag_of(cluster, url, *options):
+    """Gives what `dcp-rs lag` prints."""
+    done = subprocess.run(
+        [
+            sys.executable, "-W", "ignore", "-m", "dcp_rs", "lag", cluster.connection_string,
+            "--bucket", "default", "--username", cluster.connection_options.username, "--metrics",
+            url, *options,
+        ],
+        env=os.environ | {"DCP_RS_PASSWORD": cluster.connection_options.password},
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.fixture
@@ -73,7 +89,7 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     assert found["vbuckets"]["streaming"] == 16
     assert abs(found["last_commit"]["time"] - time.time()) < 10
     before = values(get("/metrics")[1])["dcp_rs_records_total",]
-    cluster.upsert("second", {})
+    late = cluster.upsert("second", {})
     assert target.hangs.wait(20)
     # Not at once, and then with the reason.
     assert get("/livez")[0] == 200
@@ -87,11 +103,19 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     assert found["last_commit"]["running_seconds"] > 2
     assert found["live"] is False
     assert series["dcp_rs_commit_running_seconds",] > 2
+    # What waits is as old as the commit that does not get done, also by its CAS.
+    assert found["lag_seconds_by_vbucket"][str(late.vbucket)] > 2
+    assert found["lag_seconds"] > 2
+    assert found["cas_lag_seconds"] > 2
+    assert found["cas_ahead_seconds"] == 0
+    assert series["dcp_rs_lag_seconds",] > 2
+    listed = values(get("/metrics?vbuckets=1")[1])
+    assert listed["dcp_rs_vbucket_lag_seconds", str(late.vbucket)] > 2
     assert series["dcp_rs_report_age_seconds",] > 2
     assert series["dcp_rs_commit_age_seconds",] > 2
     target.go_on.set()
     until(lambda: get("/livez")[0] == 200)
-    until(lambda: status()["changes"] == 42)
+    until(lambda: (status()["changes"], status()["lag_seconds"]) == (42, 0))
 
 
 def test_metrics_go_on_as_streams_are_opened_again(cluster, tmp_path, following, get):
@@ -134,6 +158,8 @@ def test_metrics_are_prometheus_text_or_openmetrics(cluster, tmp_path, following
     assert not any(name == "dcp_rs_vbucket_seqno" for name, *_ in text)
     longer = values(get("/metrics?vbuckets=1")[1])
     assert sum(name == "dcp_rs_vbucket_seqno" for name, *_ in longer) == 16
+    (line,) = lag_of(cluster, f"{get.url()}/metrics?vbuckets=1", "--vbuckets", "3")[-1:]
+    assert line["lag_seconds"] == text["dcp_rs_lag_seconds",] == 0
 
 
 def test_every_metric_is_on_the_page_about_them(cluster, tmp_path, following, get):

@@ -272,10 +272,36 @@ def test_the_lag_is_what_the_server_has_and_not_what_was_planned(start_cluster):
     if REPORTS_LAG:
         assert [lag.total for lag in lags][:3] == [60, 20, 0]
         assert lags[0].by_vbucket == {VBUCKET: 60}
+        assert dcp_rs.spark.lag(query.progress).seconds == 0
     else:
         assert set(lags) == {None}
     assert dcp_rs.spark.lag(None) is None
     assert dcp_rs.spark.lag(json.dumps({"sources": [{"endOffset": "7"}]})) is None
+
+
+def test_the_lag_has_an_age_if_several_batches_are_given():
+    def planned(second, end, latest):
+        def offsets(seqnos):
+            return json.dumps({"bucket": "default", "s": seqnos})
+
+        source = {"endOffset": offsets(end), "latestOffset": offsets(latest)}
+        return {"timestamp": f"2026-01-01T00:00:{second}.000Z", "sources": [source]}
+
+    seen = [
+        planned("00", [0, 0], [5, 0]),
+        planned("10", [3, 0], [9, 2]),
+        planned("25", [5, 0], [9, 2]),
+        planned("30", [9, 2], [9, 2]),
+    ]
+    if not REPORTS_LAG:
+        assert dcp_rs.spark.lag(seen) is None
+        return
+    # What the first batch saw is read by the third, and what the second saw is not.
+    ages = [dcp_rs.spark.lag(seen[:count]).seconds for count in (1, 2, 3, 4)]
+    assert ages == [0, 10, 15, 0]
+    assert dcp_rs.spark.lag(seen[2]).seconds is None
+    assert dcp_rs.spark.lag(seen[:3])[:2] == dcp_rs.spark.lag(seen[2])[:2] == (6, {0: 4, 1: 2})
+    assert dcp_rs.spark.lag([]) is None
 
 
 def test_an_end_is_refused_for_a_stream(spark, start_cluster):

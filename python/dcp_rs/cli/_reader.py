@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http.client import HTTPException
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import urlopen
 
@@ -20,9 +20,24 @@ if TYPE_CHECKING:
     from dcp_rs.client import Client
 
 _SEQNO = "dcp_rs_vbucket_seqno"
+_AGE = "dcp_rs_vbucket_lag_seconds"
+_OLDEST = "dcp_rs_lag_seconds"
 # Far more than 65,536 vBuckets of several streams take.
 _MAX_BYTES = 64 << 20
 _TIMEOUT = 10.0
+
+
+class Position(NamedTuple):
+    """Where a reader is.
+
+    Attributes:
+        seqnos: Its seqno by vBucket.
+        ages: Age of the oldest change of each vBucket that it has not committed, in seconds; `None`
+            if it does not say.
+    """
+
+    seqnos: dict[int, int]
+    ages: dict[int, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,11 @@ class Reader:
     stream: str | None
 
     def seqnos(self, client: Client) -> dict[int, int]:
-        """Returns the reader's seqno by vBucket, as of now.
+        """Returns the reader's seqno by vBucket, as of now; the errors are those of `position`."""
+        return self.position(client).seqnos
+
+    def position(self, client: Client) -> Position:
+        """Returns where the reader is now.
 
         Raises:
             CheckpointError: The file is missing, damaged, or of another bucket.
@@ -49,24 +68,34 @@ class Reader:
                 f"{self.checkpoint} belongs to another bucket: its UUID is {kept.bucket_uuid}, that"
                 f" of {client.bucket_name} is {client.bucket_uuid}"
             )
-        return dict(kept.seqnos)
+        return Position(dict(kept.seqnos))
 
-    def _exported(self, bucket: str) -> dict[int, int]:
+    def _exported(self, bucket: str) -> Position:
         streams: dict[str, dict[int, int]] = {}
-        for labels, value in _samples(str(self.metrics)):
-            if labels.get("bucket") == bucket:
-                seqnos = streams.setdefault(labels.get("stream", ""), {})
-                try:
-                    seqnos[int(labels["vbucket"])] = int(value)
-                except (KeyError, ValueError, OverflowError) as error:
-                    raise ConfigError(
-                        f"{self.metrics}: {_SEQNO} is not a seqno of a vBucket: {labels} {value}",
-                        option="--metrics",
-                    ) from error
+        ages: dict[str, dict[int, float]] = {}
+        for name, labels, value in _samples(str(self.metrics)):
+            stream = labels.get("stream", "")
+            if labels.get("bucket") != bucket:
+                continue
+            if name == _OLDEST:
+                ages.setdefault(stream, {})
+                continue
+            try:
+                vbucket = int(labels["vbucket"])
+                if name == _AGE:
+                    ages.setdefault(stream, {})[vbucket] = float(value)
+                else:
+                    streams.setdefault(stream, {})[vbucket] = int(value)
+            except (KeyError, ValueError, OverflowError) as error:
+                raise ConfigError(
+                    f"{self.metrics}: {name} is not that of a vBucket: {labels} {value}",
+                    option="--metrics",
+                ) from error
         if not streams:
             raise ConfigError(
                 f"{self.metrics} has no {_SEQNO} for the bucket {bucket}: the reader needs"
-                " PrometheusCollector(stream, vbuckets=True)",
+                " PrometheusCollector(stream, vbuckets=True), and the URL of a listener ends in"
+                " /metrics?vbuckets=1",
                 option="--metrics",
             )
         chosen = [self.stream] if self.stream is not None else list(streams)
@@ -75,10 +104,10 @@ class Reader:
                 f"{self.metrics} has the streams {', '.join(sorted(streams))}: pass one of them",
                 option="--stream",
             )
-        return streams[chosen[0]]
+        return Position(streams[chosen[0]], ages.get(chosen[0]))
 
 
-def _samples(url: str) -> list[tuple[dict[str, str], float]]:
+def _samples(url: str) -> list[tuple[str, dict[str, str], float]]:
     parser = require("--metrics", "prometheus_client.parser", "prometheus")
     try:
         parts = urlsplit(url)
@@ -104,9 +133,9 @@ def _samples(url: str) -> list[tuple[dict[str, str], float]]:
             f"{url} does not serve Prometheus metrics: {error}", option="--metrics"
         ) from error
     return [
-        (sample.labels, sample.value)
+        (family.name, sample.labels, sample.value)
         for family in families
-        if family.name == _SEQNO
+        if family.name in {_SEQNO, _AGE, _OLDEST}
         for sample in family.samples
     ]
 

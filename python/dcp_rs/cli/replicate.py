@@ -229,6 +229,8 @@ class Line:
                 f"{progress.changes_per_second:.0f}/s",
                 "lag unknown" if progress.lag is None else f"{progress.lag} behind",
             ]
+            if progress.lag_seconds is not None and progress.lag_seconds >= 1:
+                parts.append(f"oldest {progress.lag_seconds:.0f} s")
             if progress.seconds_left is not None and progress.lag:
                 parts.append(f"{progress.seconds_left:.0f} s left")
         parts += [f"{progress.malformed} malformed"] if progress.malformed else []

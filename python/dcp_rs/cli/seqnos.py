@@ -49,18 +49,23 @@ def lag(
     """Show how many seqnos a reader is behind.
 
     Prints the lag of each vBucket and, last, the total, whose vBucket is null. Older versions of
-    documents have seqnos too but are not sent, so there may be fewer changes to come.
+    documents have seqnos too but are not sent, so there may be fewer changes to come. A replication
+    with --listen also says for how many seconds it has been behind.
     """
     with Client(connection) as client:
         # Before the server's seqnos, so that a running reader is not ahead of them.
-        read = reader.seqnos(client)
+        read, ages = reader.position(client)
         high = client.high_seqnos()
         chosen = _chosen(client, high, vbuckets)
     records = [_record(vb, read.get(vb, 0), high[vb]) for vb in chosen]
     total: dict[str, object] = {"vbucket": None}
     for name in ("seqno", "high_seqno", "lag"):
         total[name] = sum(int(str(record[name])) for record in records)
-    columns = ["vbucket", "seqno", "high_seqno", "lag"]
+    if ages is not None:
+        for vbucket, record in zip(chosen, records, strict=True):
+            record["lag_seconds"] = ages.get(vbucket, 0.0)
+        total["lag_seconds"] = max((ages.get(vbucket, 0.0) for vbucket in chosen), default=0.0)
+    columns = ["vbucket", "seqno", "high_seqno", "lag"] + ["lag_seconds"] * (ages is not None)
     shown = {} if as_json else {"vbucket": "all"}
     print_records(columns, [*records, total | shown], as_json=as_json)
     ahead = [vb for vb in chosen if read.get(vb, 0) > high[vb]]

@@ -17,17 +17,18 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from dcp_rs.client import Client, connect
 from dcp_rs.exceptions import BucketNotFoundError, ConfigError, StreamEndedError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.group import Buffer, Group
+from dcp_rs.replication.lag import Lag, Place, aged
 from dcp_rs.replication.names import is_pattern
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.table import LostPosition
-from dcp_rs.replication.waiting import Limits, due
+from dcp_rs.replication.waiting import Limits, due, earlier
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -103,7 +104,8 @@ class Replication:
         self._news = threading.Event()
         self._meter = Meter(time.monotonic())
         self._phase: Phase = "loading"
-        self._lag = _Lag(None, {})
+        self._lag = Lag(None, {}, {}, {})
+        health.look = lambda: Lag.of(list(self._groups))
         self._reported = self._watched = 0.0
         self._looked = time.monotonic()
         # Until when what is not due is not committed.
@@ -288,11 +290,13 @@ class Replication:
 
     def _take(self, group: Group, read: Read) -> None:
         if read.batch is None:
-            self._lag = _Lag.of(self._groups)
+            self._look_at_lag()
             group.buffer.checkpoint = read.checkpoint
             self._end(group)
             return
-        group.buffer.add(read.batch, read.parts, read.checkpoint)
+        group.buffer.add(read.batch, read)
+        if read.newest is not None:
+            self._health.observed.note_cas(read.newest)
         if not group.until_now and self._needs_catch_up(group, read.batch):
             self._commit_all(group)
             self._catch_up(group)
@@ -424,6 +428,10 @@ class Replication:
     ) -> None:
         """Commits what tables of a group have, and the positions of those that are due."""
         begun = time.monotonic()
+        if begun - self._watched >= _REPORT / 2:
+            # A commit may take long, and the age of what comes now counts from now.
+            self._look_at_lag()
+        self._settle()
         due_ones = set(is_due)
         lost: dict[str | None, Table] = {}
         for first in range(0, len(tables), _TOGETHER):
@@ -482,10 +490,32 @@ class Replication:
         # Commits report as well, and may be more frequent.
         is_awaited = self._lag.total is None and not self._lag.is_disconnected
         if now - self._watched >= (_TICK if is_awaited else _REPORT):
-            self._watched, self._lag = now, _Lag.of(self._groups)
+            self._look_at_lag()
         if now - self._reported >= _REPORT:
             self._report()
         self._look(now)
+
+    def _look_at_lag(self) -> None:
+        self._watched = time.monotonic()
+        self._lag = Lag.of(self._groups)
+        self._health.observed.note(self._lag)
+
+    def _settle(self) -> None:
+        """Notes which positions the tables have reached."""
+        names = {table: name for name, table in self._tables.by_name(self._groups).items()}
+        places: list[Place] = []
+        unrouted: int | None = None
+        for group in self._groups:
+            has_all = not group.uncommitted
+            unrouted = earlier(unrouted, group.buffer.written)
+            # Those that were committed together have the same position.
+            at: dict[int, Place] = {}
+            for table in group.tables.values():
+                place = Place(group.number, {}, table.reached, has_all)
+                place = at.setdefault(id(table.reached), place)
+                place.tables[names.get(table)] = table.waiting.written
+            places += at.values()
+        self._health.observed.settle(places, unrouted)
 
     def _report(self) -> Progress:
         now = time.monotonic()
@@ -494,6 +524,7 @@ class Replication:
         tables = [table for group in self._groups for table in group.tables.values()]
         states = [table.state for table in tables if table.state is not None]
         by_name = self._tables.by_name(self._groups)
+        self._settle()
         progress = Progress(
             phase="disconnected" if self._is_cut_off else self._phase,
             generation=max((state.generation for state in states), default=0),
@@ -511,36 +542,8 @@ class Replication:
             seconds_since_commit=now - meter.committed_at,
             tables={name: table.progress() for name, table in by_name.items()},
         )
+        progress = aged(progress, self._health.observed.ages())
         self._health.report(progress)
         if self._settings.on_progress is not None:
             self._settings.on_progress(progress)
         return progress
-
-
-class _Lag(NamedTuple):
-    """What the server has and the streams have not brought."""
-
-    total: int | None
-    by_vbucket: dict[int, int]
-    is_disconnected: bool = False
-    """Whether no vBucket can be read that is not complete."""
-
-    @classmethod
-    def of(cls, groups: list[Group]) -> _Lag:
-        behind: dict[int, int] = {}
-        is_known, left, disconnected = True, 0, 0
-        for group in groups:
-            if group.phase in {"complete", "idle"}:
-                continue
-            if group.stream is None:
-                is_known = False
-                continue
-            for each in group.stream.vbucket_stats():
-                # A vBucket that has reached its end need not be asked for.
-                is_known &= each.lag is not None or each.state == "complete"
-                left += each.state != "complete"
-                disconnected += each.is_disconnected
-                if each.lag:
-                    behind[each.vbucket] = max(each.lag, behind.get(each.vbucket, 0))
-        total = sum(behind.values()) if is_known else None
-        return cls(total, behind, is_disconnected=0 < left == disconnected)

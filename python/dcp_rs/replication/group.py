@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from typing import TYPE_CHECKING, Literal
 
@@ -13,9 +14,12 @@ if TYPE_CHECKING:
     import threading
 
     from dcp_rs.checkpoint import Checkpoint
-    from dcp_rs.replication.reader import Parts, Read
+    from dcp_rs.replication.reader import Read
     from dcp_rs.replication.table import Table
     from dcp_rs.stream import ChangeStream
+
+
+_numbers = itertools.count()
 
 
 class Buffer:
@@ -33,22 +37,30 @@ class Buffer:
         self._parts: dict[int | None, list[pa.RecordBatch]] = {}
         self._bytes = 0
         self._since = 0.0
+        self._written: list[int] = []
         self._limits = rows, size, interval
 
-    def add(self, batch: pa.RecordBatch, parts: Parts, checkpoint: Checkpoint) -> None:
-        """Adds a batch, and its rows as they are to be taken."""
+    def add(self, batch: pa.RecordBatch, read: Read) -> None:
+        """Adds a batch that was read."""
         if not self._parts:
             self._since = time.monotonic()
-        for number, part in parts.items():
+        for number, part in read.parts.items():
             self._parts.setdefault(number, []).append(part)
+        if read.oldest is not None:
+            self._written.append(read.oldest)
         self.rows += batch.num_rows
         self._bytes += batch.nbytes
-        self.checkpoint = checkpoint
+        self.checkpoint = read.checkpoint
 
     @property
     def since(self) -> float:
         """When the first change was added."""
         return self._since
+
+    @property
+    def written(self) -> int | None:
+        """Time of the CAS of the oldest change, in microseconds since 1970; `None` without one."""
+        return min(self._written, default=None)
 
     def is_full(self) -> bool:
         """Whether there are so many changes that they are to be committed now."""
@@ -72,7 +84,7 @@ class Buffer:
         `None` if not even a position was read.
         """
         parts, checkpoint = self._parts, self.checkpoint
-        self._parts, self.checkpoint = {}, None
+        self._parts, self._written, self.checkpoint = {}, [], None
         self.rows = self._bytes = 0
         if checkpoint is None:
             return None
@@ -94,6 +106,7 @@ class Group:
     def __init__(
         self, tables: dict[str | None, Table], collections: list[str] | None, buffer: Buffer
     ) -> None:
+        self.number = next(_numbers)
         self.tables = tables
         self.collections = collections
         self.buffer = buffer

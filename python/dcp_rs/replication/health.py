@@ -13,14 +13,19 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dcp_rs._figures import Report
+from dcp_rs.replication.lag import Observed, aged
 from dcp_rs.stream import StreamStats, VbucketStats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
+    from dcp_rs.replication.lag import Lag
     from dcp_rs.replication.progress import Progress
     from dcp_rs.stream import ChangeStream
 
+# Seconds for which a look at the streams is good, and after which a report is late.
+_FRESH = 0.2
+_LATE = 1.5
 # Figures of streams that add up, also over those that are closed.
 _TOTALS = ("batches", "rows", "malformed", "partly_malformed", "reconnects")
 _SUMS = (
@@ -148,6 +153,10 @@ class Health:
         self._committing: float | None = None
         self._waiting = 0
         self._has_caught_up = False
+        self.observed = Observed()
+        # Asks the streams, on any thread.
+        self.look: Callable[[], Lag] | None = None
+        self._looked: tuple[float, Report] | None = None
 
     # ----- for the thread that replicates -----
 
@@ -177,7 +186,7 @@ class Health:
 
     def report(self, progress: Progress) -> None:
         """Takes a report."""
-        self._reported = progress, time.monotonic()
+        self._reported, self._looked = (progress, time.monotonic()), None
         self._has_caught_up |= progress.phase in {"following", "done"}
         self.turned()
 
@@ -187,10 +196,23 @@ class Health:
         """Returns the last report, with what has changed since; `None` before the first."""
         if self._reported is None:
             return None
+        now, looked = time.monotonic(), self._looked
+        if looked is not None and now - looked[0] < _FRESH:
+            # The figures of a scrape are of one moment.
+            return looked[1]
         progress, at = self._reported
-        now, since = time.monotonic(), self._committing
-        running = 0.0 if since is None else now - since
-        return replace(Report.of(progress, now - at), committing=running)
+        since = self._committing
+        report = Report.of(progress, now - at)
+        if self.look is not None and now - at > _LATE and progress.phase != "done":
+            lag = self.look()
+            self.observed.note(lag)
+            found = replace(report.progress, lag=lag.total, lag_by_vbucket=lag.by_vbucket)
+            if lag.is_disconnected:
+                found = replace(found, phase="disconnected")
+            report = replace(report, progress=aged(found, self.observed.ages()))
+        report = replace(report, committing=0.0 if since is None else now - since)
+        self._looked = now, report
+        return report
 
     def why_not_alive(self) -> str | None:
         """Says why its loop counts as hung; `None` if it does not."""

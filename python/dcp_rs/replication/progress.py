@@ -20,6 +20,8 @@ class TableProgress:
         rejected: Changes committed to the table of rejects.
         uncommitted: Changes that wait for a commit of the table. Those that were read last are
             not yet known by table.
+        lag_seconds: As in `Progress`, of this table.
+        cas_lag_seconds: As in `Progress`, of this table.
     """
 
     generation: int
@@ -28,6 +30,8 @@ class TableProgress:
     malformed: int
     rejected: int
     uncommitted: int = 0
+    lag_seconds: float | None = None
+    cas_lag_seconds: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +55,15 @@ class Progress:
             to come; `None` while unknown, also if only some vBuckets are disconnected. It excludes
             what is `uncommitted`.
         lag_by_vbucket: Lag of each vBucket that is behind, as far as it is known.
+        lag_seconds: Age of the oldest change that is not committed, in seconds since a node first
+            reported to have it, by the clock here; right to a second, or a tenth of a long time.
+            0 if there is none, and `None` while `lag` is.
+        lag_seconds_by_vbucket: That of each vBucket that has such a change.
+        cas_lag_seconds: Seconds since the time of the CAS of the oldest change that was read and is
+            not committed; `None` if there is none. A node's clock has set it: it is negative if it
+            is in the future here, and large for a document that was restored from a backup.
+        cas_ahead_seconds: By how much a CAS that was read in the last minute was in the future; 0
+            if none was. The clocks of the nodes and the one here then differ by as much or more.
         uncommitted: Changes that have been read and not committed.
         elapsed: Seconds since the call.
         changes_per_second: Changes committed per second, averaged over about the last ten seconds.
@@ -75,6 +88,10 @@ class Progress:
     changes_per_second: float
     seconds_since_commit: float
     tables: dict[str, TableProgress] = field(default_factory=dict, repr=False)
+    lag_seconds: float | None = None
+    lag_seconds_by_vbucket: dict[int, float] = field(default_factory=dict, repr=False)
+    cas_lag_seconds: float | None = None
+    cas_ahead_seconds: float = 0.0
 
     @property
     def seconds_left(self) -> float | None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import pyarrow.compute as pc
 
+from dcp_rs.replication.waiting import oldest
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -30,6 +32,10 @@ class Read(NamedTuple):
     """Where the stream stands after it."""
     parts: Parts
     """Its rows, by the ID of their collection if they were split, or else under `None`."""
+    oldest: int | None = None
+    """Time of the CAS of its oldest change, in microseconds since 1970; `None` without one."""
+    newest: int | None = None
+    """That of its newest change."""
 
 
 class Reader:
@@ -56,7 +62,8 @@ class Reader:
             for batch in self._stream:
                 changes = _of_documents(batch.to_pyarrow())
                 self._put += changes.num_rows
-                self._add(Read(changes, batch.checkpoint, self._parts(batch, changes)))
+                parts = self._parts(batch, changes)
+                self._add(Read(changes, batch.checkpoint, parts, *oldest(changes)))
             self._add(Read(None, self._stream.checkpoint(), {}))
         except Exception as error:  # noqa: BLE001 - raised again where it is taken
             self._add(error)

@@ -81,6 +81,8 @@ class Table:
         self.state: State | None = None
         # Where it is; the state may be behind as long as there are no changes.
         self.position: Checkpoint | None = None
+        # Up to where everything is committed, or need not be.
+        self.reached: Checkpoint | None = None
         # Changes after the position.
         self.waiting = Waiting()
         # When its position was last committed.
@@ -147,7 +149,7 @@ class Table:
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
         self._expected = self._layout.schema
         self.state = found
-        self.position = None if found is None else found.checkpoint
+        self.position = self.reached = None if found is None else found.checkpoint
 
     def read_again(self, vbuckets: Iterable[int] | None) -> None:
         """Has vBuckets read again from the beginning; `None` for all. Their rows stay until then.
@@ -164,7 +166,7 @@ class Table:
         self._first = reducing.FirstSnapshots(is_possible=False)
         checkpoint = state.checkpoint._begun_again(chosen)  # noqa: SLF001 - the package's own
         self.state = replace(state, rereading=state.rereading | chosen, checkpoint=checkpoint)
-        self.position = checkpoint
+        self.position = self.reached = checkpoint
 
     @property
     def known(self) -> State:
@@ -247,7 +249,7 @@ class Table:
             masks=self._layout.masks,
             checkpoint=checkpoint,
         )
-        self.position = checkpoint
+        self.position = self.reached = checkpoint
 
     @property
     def _decision(self) -> Decision | None:
@@ -289,7 +291,7 @@ class Table:
         """
         state = self.known
         if not (len(changes) or is_caught_up or is_due or self._ahead):
-            self.position = position
+            self._passed(position)
             return None
         if self._ahead:
             changes, position = self._lacking(changes, position)
@@ -321,12 +323,18 @@ class Table:
                 after = replace(after, collection_ids=left)
         unmoved = after if is_due else replace(after, checkpoint=state.checkpoint)
         if not len(changes) and replace(unmoved, commits=state.commits) == state:
+            self._passed(position)
             return None
         commit, unfit = self._as_commit(changes, after, rereading)
         commit = replace(commit, removals=[*removals, *commit.removals])
         commit = rejecting(commit, unfit)
         refuse(commit.rejects, commit.on_error)
         return Step(commit, reducing.count(changes, state.mode), len(rollbacks))
+
+    def _passed(self, position: Checkpoint) -> None:
+        """Notes a position up to which there was nothing to commit."""
+        self.position = self.reached = position
+        self.waiting.written = None
 
     def has_none_newer(self) -> bool:
         """Whether no collection has had its name since the stream was opened."""
@@ -336,7 +344,8 @@ class Table:
         """Notes that a commit was applied."""
         commit = step.commit
         self.committed_at = time.monotonic()
-        self.state = commit.state
+        self.state, self.reached = commit.state, self.position
+        self.waiting.written = None
         self._expected = self._layout.schema
         self._replaced = []
         self.commits += 1

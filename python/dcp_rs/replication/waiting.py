@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +21,8 @@ class Waiting:
         self.bytes = 0
         # When the first of them was read.
         self.since = 0.0
+        # Time of the CAS of the oldest, in microseconds since 1970, until they are committed.
+        self.written: int | None = None
         self._parts: list[pa.Table] = []
 
     def add(self, changes: pa.Table, since: float) -> None:
@@ -27,19 +30,31 @@ class Waiting:
         if not self._parts:
             self.since = since
         self._parts.append(changes)
+        self.written = earlier(self.written, oldest(changes)[0])
         self.rows += len(changes)
         self.bytes += changes.nbytes
 
     def take(self, schema: pa.Schema) -> pa.Table:
-        """Returns the changes as one table, and forgets them."""
+        """Returns the changes as one table, which wait no longer, but are not committed yet."""
         none = pa.Table.from_batches([], schema)
         found = pa.concat_tables([none, *self._parts])
-        self.forget()
+        self._parts, self.rows, self.bytes = [], 0, 0
         return found
 
     def forget(self) -> None:
         """Forgets the changes, which a stream will bring again: no position counts them."""
-        self._parts, self.rows, self.bytes = [], 0, 0
+        self._parts, self.rows, self.bytes, self.written = [], 0, 0, None
+
+
+def oldest(changes: pa.RecordBatch | pa.Table) -> tuple[int | None, int | None]:
+    """Returns the oldest and the newest time of a CAS, in microseconds since 1970."""
+    found = pc.min_max(changes["timestamp"].cast(pa.int64()))
+    return found["min"].as_py(), found["max"].as_py()
+
+
+def earlier(one: int | None, other: int | None) -> int | None:
+    """Returns the earlier of two times, of which either may be unknown."""
+    return min((each for each in (one, other) if each is not None), default=None)
 
 
 class Limits(NamedTuple):

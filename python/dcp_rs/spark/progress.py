@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import json
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from pyspark.sql.streaming.query import StreamingQuery
 
@@ -19,6 +20,9 @@ class Lag(NamedTuple):
     """Sum over all vBuckets."""
     by_vbucket: dict[int, int]
     """Lag of each vBucket that is behind."""
+    seconds: float | None = None
+    """Age of the oldest of them, since a batch was planned that saw it; `None` unless several were
+    given."""
 
 
 def lag(progress: Any, source: int = 0) -> Lag | None:
@@ -27,11 +31,12 @@ def lag(progress: Any, source: int = 0) -> Lag | None:
     It counts seqnos, including those of replaced versions, which the server no longer sends. With
     `collections`, it counts only theirs, if the server reports them.
 
-        dcp_rs.spark.lag(query.lastProgress).total
+        dcp_rs.spark.lag(query.recentProgress).total
 
     Args:
         progress: `query.lastProgress`, an element of `query.recentProgress` or the progress that a
-            listener receives; or its JSON.
+            listener receives; or its JSON. Or `query.recentProgress` as a whole, whose last element
+            counts; the age then goes back as far as its first.
         source: Index of the source, if a query reads from several sources of this kind.
 
     Returns:
@@ -40,16 +45,37 @@ def lag(progress: Any, source: int = 0) -> Lag | None:
     """
     if not _reports_latest():
         return None
-    found = [each for each in _sources(progress) if each is not None]
-    if source >= len(found):
+    several = list(progress) if isinstance(progress, list | tuple) else [progress]
+    seen = [(each, found) for each in several if (found := _source(each, source)) is not None]
+    if not seen or seen[-1][0] is not several[-1]:
         return None
-    end, latest = found[source]
+    end, latest = seen[-1][1]
     left = {
         vbucket: there - read
         for vbucket, (read, there) in enumerate(zip(end["s"], latest["s"], strict=False))
         if there > read
     }
-    return Lag(sum(left.values()), left)
+    if several[0] is progress:
+        return Lag(sum(left.values()), left)
+    now = _planned(seen[-1][0])
+    # The first batch that saw more of a vBucket than the last one has read.
+    first = next(
+        each for each, (_, there) in seen if not left or _is_above(there["s"], end["s"], left)
+    )
+    return Lag(sum(left.values()), left, (now - _planned(first)).total_seconds() if left else 0.0)
+
+
+def _is_above(seqnos: list[int], others: list[int], vbuckets: Iterable[int]) -> bool:
+    return any(vbucket < len(seqnos) and seqnos[vbucket] > others[vbucket] for vbucket in vbuckets)
+
+
+def _planned(progress: Any) -> datetime:
+    return datetime.fromisoformat(str(_document(progress)["timestamp"]))
+
+
+def _source(progress: Any, source: int) -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
+    found = [each for each in _sources(progress) if each is not None]
+    return found[source] if source < len(found) else None
 
 
 def _reports_latest() -> bool:
