@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from dcp_rs import _checks
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class Listener:
         self._over = asyncio.Event()
         self._thread = threading.Thread(target=self._run, name="dcp_rs-listener", daemon=True)
         self._thread.start()
-        _log.info("listens on %s", self.url)
+        _log.info("listens on %s", self.url, extra=about("listening", url=self.url))
 
     def close(self) -> None:
         """Stops listening, and drops the connections."""
@@ -145,7 +146,7 @@ class Listener:
         try:
             return self._answer(request)
         except Exception:  # noqa: BLE001 - it is logged
-            _log.exception("a request could not be answered")
+            _log.exception("a request could not be answered", extra=about("request_failed"))
             return _plain(HTTPStatus.INTERNAL_SERVER_ERROR)
 
 

@@ -1,10 +1,23 @@
-"""The engine's interface to `logging`, called by its thread for log records."""
+"""Records of `logging`: their events and fields, and those that the engine's thread hands over.
+
+A record about something that has a name has the attributes `event`, a word that does not change
+between releases, and `fields`, a mapping.
+"""
 
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _NAME = "dcp_rs"
+
+
+def about(event: str, **fields: object) -> dict[str, object]:
+    """Returns the `extra` of a record: its event and its fields."""
+    return {"event": event, "fields": fields}
 
 
 def levels() -> list[tuple[str, int]]:
@@ -29,13 +42,23 @@ def _level(logger: logging.Logger) -> int:
 
 
 def hand_on(
-    name: str, level: int, place: tuple[str | None, int | None], message: str, created: float
+    name: str,
+    level: int,
+    place: tuple[str | None, int | None, float],
+    told: tuple[str, str | None, Mapping[str, object]],
 ) -> None:
-    """Logs a record of the engine, created at `created` in seconds since 1970."""
+    """Logs a record of the engine.
+
+    Args:
+        name: The logger.
+        level: The level.
+        place: File and line, and the time in seconds since 1970.
+        told: Message, event and fields.
+    """
     logger = logging.getLogger(name)
     if not logger.isEnabledFor(level):
         return
-    path, line = place
+    (path, line, created), (message, event, fields) = place, told
     record = logger.makeRecord(name, level, path or "", line or 0, message, (), None)
     since = record.created - created
     record.created = created
@@ -43,6 +66,7 @@ def hand_on(
     record.relativeCreated -= since * 1000
     # The record comes from another thread.
     record.threadName = _NAME
+    record.event, record.fields = event, fields
     logger.handle(record)
 
 
@@ -53,4 +77,5 @@ def tell_lost(count: int) -> None:
         " of the logger %s, or hand records to a queue",
         count,
         _NAME,
+        extra=about("log_lost", count=count),
     )

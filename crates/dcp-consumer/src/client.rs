@@ -287,6 +287,7 @@ impl Client {
         let stats = Arc::new(SharedStats::default());
         if plan.persisted_only && !config.delivery.persisted_only {
             tracing::warn!(
+                name: "nothing_persisted",
                 "the bucket has no disk: changes are delivered although no copy has persisted them"
             );
             stats.events.push(StreamEvent::NothingPersisted);
@@ -350,6 +351,7 @@ impl Client {
         let ignore_purged_tombstones = plan.past_purge && config.ignores_purges();
         if plan.past_purge && !ignore_purged_tombstones {
             tracing::warn!(
+                name: "no_resume_after_purge",
                 "this server cannot resume where deletions were purged, as Couchbase Server 7.2 \
                  can: such vBuckets start from the beginning"
             );

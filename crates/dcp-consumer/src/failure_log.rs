@@ -39,14 +39,14 @@ impl FailureLog {
     pub(crate) fn failed(&mut self, address: &Address, error: &Error) {
         if self.is_due(address.to_string(), error) {
             let error = Chain(error);
-            tracing::warn!(target: LOG, %address, %error, "a node cannot be reached");
+            tracing::warn!(name: "node_unreachable", target: LOG, node = %address, %error, "a node cannot be reached");
         }
     }
 
     /// No node serves a vBucket, and all are asked again.
     pub(crate) fn unplaced(&mut self, vbid: Vbid, error: &Error) {
         if self.is_due(vbid.to_string(), error) {
-            tracing::warn!(%vbid, error = %Chain(error), "a vBucket has no node");
+            tracing::warn!(name: "vbucket_without_node", vbucket = vbid.0, error = %Chain(error), "a vBucket has no node");
         }
     }
 

@@ -78,7 +78,7 @@ fn check_names(patterns: &CollectionPatterns, manifest: &Manifest) -> Result<(),
     });
     if !matches_any {
         let names = patterns.names().join(", ");
-        tracing::warn!(collections = %names, "no collection of the bucket matches yet");
+        tracing::warn!(name: "no_collection_matches", collections = %names, "no collection of the bucket matches yet");
     }
     Ok(())
 }

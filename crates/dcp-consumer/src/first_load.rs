@@ -48,6 +48,7 @@ impl FirstLoad {
         if self.is_slowed_by_nodes(now) && !self.is_logged.swap(true, Ordering::Relaxed) {
             let seconds = now.saturating_duration_since(self.begun).as_secs();
             tracing::info!(
+                name: "first_load_waited",
                 target: LOG, rows, seconds,
                 "a first load mostly waited for the nodes: with the priority 'high' it may take \
                  about half the time, and the slowest requests of other clients take longer"

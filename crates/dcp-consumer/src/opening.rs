@@ -78,7 +78,8 @@ impl Opening {
         for ControlSetting { key, value, .. } in self.wishes() {
             if !outcome.has_control(key) {
                 tracing::warn!(
-                    target: LOG, %address, key, value,
+                    name: "setting_unknown",
+                    target: LOG, node = %address, key, value,
                     "a node does not have a setting, and is read without it"
                 );
             }

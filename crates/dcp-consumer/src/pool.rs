@@ -131,7 +131,7 @@ async fn hold(
         }
         () = sleep_until(until) => {}
         Err(lost) = connection.keep_alive(on_map) => {
-            tracing::debug!(address = %connection.address, %lost, "a pooled connection is closed");
+            tracing::debug!(node = %connection.address, %lost, "a pooled connection is closed");
         }
     }
 }

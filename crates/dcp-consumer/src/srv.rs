@@ -127,7 +127,7 @@ pub(crate) async fn lookup(
     if !targets.is_empty() {
         match wanted {
             SrvTargets::Any => {
-                tracing::warn!(service, ?targets, "DNS lists nodes outside the domain: accepted");
+                tracing::warn!(name: "srv_outside_accepted", service, ?targets, "DNS lists nodes outside the domain: accepted");
             }
             SrvTargets::SameDomain => {
                 nodes.retain(|node| is_in_domain(&node.host, host));
@@ -135,6 +135,7 @@ pub(crate) async fn lookup(
                     return Err(SrvError::Elsewhere { service: service.to_owned(), targets });
                 }
                 tracing::warn!(
+                    name: "srv_outside_refused",
                     service,
                     ?targets,
                     "DNS lists nodes outside the domain: refused, as SRV targets of any domain are \

@@ -60,6 +60,7 @@ fn roots(ca: Option<&Pem>) -> Result<RootCertStore, Error> {
     let (added, _) = roots.add_parsable_certificates(native.certs);
     if added == 0 {
         tracing::warn!(
+            name: "no_system_authorities",
             "the operating system has no certificate authorities: name a file of those to trust"
         );
     }

@@ -198,21 +198,25 @@ impl Shared {
         drop(all);
         for MalformedKind { field, reason, vbid, seqno, .. } in new {
             match field.as_str() {
-                "" => log::warn!(
+                "" => tracing::warn!(
+                    name: "document_malformed",
                     target: DOCUMENTS,
-                    "{vbid} seqno {seqno}: a document is malformed and null: {reason}; others like \
-                     it are counted, not logged"
+                    vbucket = vbid.0, seqno = seqno.0, %reason,
+                    "a document is malformed and null; others like it are counted, not logged"
                 ),
-                field => log::warn!(
+                field => tracing::warn!(
+                    name: "field_malformed",
                     target: DOCUMENTS,
-                    "{vbid} seqno {seqno}: {field} does not fit its column and is null: {reason}; \
-                     others like it are counted, not logged"
+                    vbucket = vbid.0, seqno = seqno.0, field, %reason,
+                    "a field does not fit its column and is null; others like it are counted, not \
+                     logged"
                 ),
             }
         }
         if is_full && !was_full {
             let most = MalformedTally::MAX_KINDS;
-            log::warn!(
+            tracing::warn!(
+                name: "documents_malformed",
                 target: DOCUMENTS,
                 "documents do not fit in {most} ways or more: further ones are counted, not logged"
             );

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import shutil
 import stat
@@ -76,53 +75,6 @@ def print_picture(picture: RenderableType) -> None:
     from rich.console import Console
 
     Console(highlight=False, width=width() or 100).print(picture)
-
-
-class _AsJson(logging.Formatter):
-    """Makes a JSON object of a log record."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        found = {
-            "time": record.created,
-            "level": record.levelname,
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            found["exception"] = self.formatException(record.exc_info)
-        return json.dumps(found)
-
-
-class JsonLines:
-    """Has logs, warnings and errors be JSON lines on standard error, from `begin` to `end`."""
-
-    def __init__(self) -> None:
-        self._handler: logging.Handler | None = None
-
-    def begin(self) -> None:
-        """Begins."""
-        self._handler = logging.StreamHandler(sys.stderr)
-        self._handler.setFormatter(_AsJson())
-        logging.getLogger().addHandler(self._handler)
-        logging.captureWarnings(capture=True)
-
-    def end(self) -> None:
-        """Ends, also if it was not begun."""
-        if self._handler is not None:
-            logging.captureWarnings(capture=False)
-            logging.getLogger().removeHandler(self._handler)
-            self._handler = None
-
-    def complain(self, message: str) -> None:
-        """Prints an error that ends the command."""
-        if self._handler is None:
-            print(f"dcp-rs: {message}", file=sys.stderr)
-        else:
-            line = {"time": time.time(), "level": "ERROR", "logger": "dcp_rs", "message": message}
-            print_line(json.dumps(line))
-
-
-JSON_LINES = JsonLines()
 
 
 def print_line(line: str) -> None:

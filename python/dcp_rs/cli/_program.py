@@ -12,8 +12,8 @@ import click
 from click import shell_completion
 
 from dcp_rs import __version__
+from dcp_rs.cli._logs import LOGS
 from dcp_rs.cli._options import PASSWORD_VARIABLE, call_options
-from dcp_rs.cli._output import JSON_LINES
 from dcp_rs.cli.cat import cat, tail
 from dcp_rs.cli.checkpoint import checkpoint
 from dcp_rs.cli.decode import decode
@@ -99,7 +99,7 @@ def run(arguments: Sequence[str]) -> int:
     except BaseException as error:  # noqa: BLE001 - what is not ours is raised again
         return _failed(error)
     finally:
-        JSON_LINES.end()
+        LOGS.end()
     return 0
 
 
@@ -134,7 +134,7 @@ def _failed(error: BaseException) -> int:
     if isinstance(error, ConfigError):
         call_options(error, _COMMANDS)
     if isinstance(error, DcpError | ImportError | OSError | click.ClickException):
-        JSON_LINES.complain(str(error))
+        LOGS.complain(str(error))
         return 1
     raise error
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import replication
+from dcp_rs.cli._logs import LOGS, log_options
 from dcp_rs.cli._options import (
     command,
     connection_options,
@@ -19,11 +20,11 @@ from dcp_rs.cli._options import (
     vbucket_set,
     words,
 )
-from dcp_rs.cli._output import JSON_LINES, Reporter
+from dcp_rs.cli._output import Reporter
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from types import FrameType
 
     from dcp_rs.connection import ConnectionOptions
@@ -148,13 +149,16 @@ TARGET is one of
     metavar="SECONDS",
     help="Let /livez fail if a commit has run for SECONDS (300).",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print progress as JSON lines.")
+@log_options
+@click.option("--json", "as_json", is_flag=True, help="Print progress and logs as JSON lines.")
 def replicate(
     connection: ConnectionOptions,
     target: str,
     reading: dict[str, Any],
     *,
     reload: str | None,
+    log_format: str | None,
+    log_levels: Sequence[tuple[str, int]],
     as_json: bool,
     **settings: Any,
 ) -> None:
@@ -172,8 +176,8 @@ def replicate(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
-    if as_json:
-        JSON_LINES.begin()
+    if as_json or log_format or log_levels:
+        LOGS.begin(as_json=as_json or log_format == "json", levels=log_levels)
     reporter = Reporter(in_place=not as_json)
     show = _as_json if as_json else Line()
 
@@ -183,6 +187,7 @@ def replicate(
 
     try:
         with Client(connection) as client:
+            LOGS.context["bucket"] = client.bucket_name
             done = replication.replicate(
                 client,
                 target,

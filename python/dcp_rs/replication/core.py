@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+from dcp_rs._logging import about
 from dcp_rs.client import Client, connect
 from dcp_rs.exceptions import BucketNotFoundError, ConfigError, StreamEndedError
 from dcp_rs.options import BatchPolicy
@@ -184,7 +185,12 @@ class Replication:
                 if is_new or self._settings.stop.is_set() or time.monotonic() > deadline:
                     raise
                 if not has_warned:
-                    _log.warning("waits up to %g s, since %s", retry_timeout, error)
+                    _log.warning(
+                        "waits up to %g s, since %s",
+                        retry_timeout,
+                        error,
+                        extra=about("stream_waits", seconds=retry_timeout, error=str(error)),
+                    )
                     has_warned = True
                 with self._health.waiting():
                     self._settings.stop.wait(_TICK)
@@ -282,7 +288,11 @@ class Replication:
         for each in self._groups if self._client_is_outdated else [group]:
             self._commit_all(each)
             self._catch_up(each)
-        _log.warning("the stream is opened again: %s", error)
+        _log.warning(
+            "the stream is opened again: %s",
+            error,
+            extra=about("stream_reopened", error=str(error)),
+        )
 
     def _catch_up(self, group: Group) -> None:
         self._close(group)
@@ -337,7 +347,9 @@ class Replication:
             # Its own stream brings them.
             table.waiting.forget()
         names = [str(name) for name in tables]
-        _log.info("%s read by a stream of their own", ", ".join(names))
+        _log.info(
+            "%s read by a stream of their own", ", ".join(names), extra=about("tables_parted")
+        )
         self._groups.append(Group(tables, names, self._new_buffer()))
 
     def _needs_catch_up(self, group: Group, batch: pa.RecordBatch) -> bool:

@@ -151,12 +151,14 @@ class _Warnings(logging.Handler):
         self._found: OrderedDict[tuple[str, str], dict[str, object]] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
-        key = record.name, str(record.msg)
+        event = getattr(record, "event", None)
+        key = record.name, event or str(record.msg)
         before = self._found.pop(key, {})
         self._found[key] = {
             "time": record.created,
             "level": record.levelname,
             "logger": record.name,
+            "event": event,
             "message": record.getMessage(),
             "count": int(str(before.get("count", 0))) + 1,
         }

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dcp_rs._logging import about
 from dcp_rs.documents import MALFORMED_FIELDS, DocumentSchema, as_ddl
 from dcp_rs.exceptions import ConfigError, DataError
 from dcp_rs.options import Masks
@@ -325,7 +326,7 @@ class OwnSchema:
             if fields is None:
                 break
             self._take(replace(self.decision, fields=fields))
-            _log.info("columns change to %s", fields)
+            _log.info("columns change to %s", fields, extra=about("columns_changed"))
             decoder = self.layout.decoder or decoder
             decoded = decoder.decode(changes)
         self._note(decoded)

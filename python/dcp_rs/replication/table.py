@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.changes import Layout
@@ -463,6 +464,13 @@ class Table:
                 row["vbucket"],
                 row["seqno"],
                 row["reason"],
+                extra=about(
+                    "rejected",
+                    vbucket=row["vbucket"],
+                    seqno=row["seqno"],
+                    collection=self.collection,
+                    reason=row["reason"],
+                ),
             )
 
     def progress(self) -> TableProgress:

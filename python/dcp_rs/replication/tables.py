@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import pyarrow as pa
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.decoding import Inference
@@ -170,7 +171,13 @@ class OneTable:
                         return stream
                     stream.close()
                     why = "fewer collections are asked for"
-            _log.warning("generation %d begins: %s", state.generation + 1, why)
+            generation = state.generation + 1
+            _log.warning(
+                "generation %d begins: %s",
+                generation,
+                why,
+                extra=about("generation_begun", generation=generation, reason=why),
+            )
         stream = opening("earliest", group.collections)
         table.begin(stream.checkpoint())
         return stream
@@ -373,7 +380,13 @@ class TablePerCollection:
                     kept.append(table)
                     continue
                 generation = table.state.generation + 1
-                _log.warning("generation %d of %s begins: %s", generation, name, why)
+                _log.warning(
+                    "generation %d of %s begins: %s",
+                    generation,
+                    name,
+                    why,
+                    extra=about("generation_begun", table=name, generation=generation, reason=why),
+                )
             new.append((table, number))
         start = self._start(client, names, kept, has_new=bool(new))
         stream = opening(start, names, fills=not _has_more(kept, start))
@@ -490,7 +503,13 @@ class TablePerCollection:
         if group.stream is None:
             raise AssertionError("changes come from a stream")
         table.begin(group.stream.checkpoint(), number, is_whole=not group.until_now)
-        _log.info("the table %s begins, of collection %s", self._called[name], name)
+        called = self._called[name]
+        _log.info(
+            "the table %s begins, of collection %s",
+            called,
+            name,
+            extra=about("table_begun", table=called, collection=name),
+        )
         return table
 
     def collection_id(self, table: Table) -> int | None:
@@ -514,7 +533,13 @@ class TablePerCollection:
             if name not in self._ids and table.has_none_newer()
         ]
         for name in gone:
-            _log.info("the table %s goes, as collection %s is gone", self._called[name], name)
+            called = self._called[name]
+            _log.info(
+                "the table %s goes, as collection %s is gone",
+                called,
+                name,
+                extra=about("table_dropped", table=called, collection=name),
+            )
             self._database.drop(group.tables.pop(name).target)
 
     def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:

@@ -162,7 +162,9 @@ impl Bucket {
     pub(crate) fn apply_json(&self, from: &Address, json: &[u8]) {
         match BucketConfig::parse(json, &from.host) {
             Ok(map) => self.apply(map),
-            Err(error) => tracing::warn!(%from, %error, "a cluster map cannot be used"),
+            Err(error) => {
+                tracing::warn!(name: "cluster_map_unusable", %from, %error, "a cluster map cannot be used");
+            }
         }
     }
 
@@ -356,9 +358,9 @@ impl Bucket {
             match timeout(ALIVE_WITHIN, self.refresh(&mut connection)).await {
                 Ok(Ok(())) => return Some(connection),
                 Ok(Err(error)) => {
-                    tracing::debug!(%address, error = %Chain(&error), "a pooled connection failed");
+                    tracing::debug!(node = %address, error = %Chain(&error), "a pooled connection failed");
                 }
-                Err(_) => tracing::debug!(%address, "a pooled connection does not answer"),
+                Err(_) => tracing::debug!(node = %address, "a pooled connection does not answer"),
             }
         }
     }
@@ -405,7 +407,7 @@ impl Bucket {
                 attempts.spawn(async move {
                     let connected = bucket.connect_to(&address, None, limit).await;
                     if let Err(error) = &connected {
-                        tracing::debug!(%address, error = %Chain(error), "a node sent no map");
+                        tracing::debug!(node = %address, error = %Chain(error), "a node sent no map");
                     }
                     connected.is_ok()
                 });

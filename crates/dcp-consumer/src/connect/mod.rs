@@ -253,9 +253,11 @@ impl Connector {
             Ok(Ok(Some(Secret::Token(token)))) => return Some(token),
             Ok(Ok(_)) => {}
             Ok(Err(error)) => {
-                tracing::warn!(%address, error = %Chain(&error), "there is no newer token");
+                tracing::warn!(name: "token_not_renewed", node = %address, error = %Chain(&error), "there is no newer token");
             }
-            Err(_) => tracing::warn!(%address, "no newer token came within {limit:?}"),
+            Err(_) => {
+                tracing::warn!(name: "token_not_renewed", node = %address, "no newer token came within {limit:?}");
+            }
         }
         None
     }

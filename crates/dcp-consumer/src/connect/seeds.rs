@@ -76,7 +76,7 @@ impl Connector {
                         failures.failed(&address, &error);
                     } else {
                         let error = Chain(&error);
-                        tracing::debug!(target: LOG, %address, %error, "a node cannot be reached");
+                        tracing::debug!(target: LOG, node = %address, %error, "a node cannot be reached");
                     }
                     failed.push((address, error));
                 }
@@ -180,7 +180,7 @@ async fn listed(
                 None => has_address.await,
             };
             if is_host {
-                tracing::warn!(target: LOG, service, %error, "SRV records are not used");
+                tracing::warn!(name: "srv_unused", target: LOG, service, %error, "SRV records are not used");
                 return Ok(None);
             }
             Err(Error::new(ErrorKind::Connect, error.to_string()))

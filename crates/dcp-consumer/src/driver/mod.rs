@@ -269,7 +269,7 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
                     Ok(()) => self.open_streams += 1,
                     Err(misuse) => {
                         // Reported as an end, so that the vBucket is reopened.
-                        tracing::error!(%misuse, "a stream could not be requested");
+                        tracing::error!(name: "stream_not_requested", %misuse, "a stream could not be requested");
                         let (cause, from) = (EndCause::Closed, fallback);
                         self.report(Report::Ended { vbid, cause, from });
                     }

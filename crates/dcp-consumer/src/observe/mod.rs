@@ -262,7 +262,7 @@ async fn observe_replicas(
     for visited in nodes.visit(replicas, &request, REPLICA_TIMEOUT).await {
         let Visited { address, vbids, answers } = visited;
         let answers = answers.unwrap_or_else(|error| {
-            tracing::warn!(%address, error = %Chain(&error), "a replica does not answer");
+            tracing::warn!(name: "replica_unreachable", node = %address, error = %Chain(&error), "a replica does not answer");
             BTreeMap::new()
         });
         for vbid in vbids {

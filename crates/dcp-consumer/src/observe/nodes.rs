@@ -361,10 +361,10 @@ impl Nodes {
                 match timeout(limit, bucket.refresh(&mut connection)).await {
                     Ok(Ok(())) => return Some((address, connection)),
                     Ok(Err(error)) => {
-                        tracing::debug!(%address, error = %Chain(&error), "a node sent no map");
+                        tracing::debug!(node = %address, error = %Chain(&error), "a node sent no map");
                     }
                     Err(_) => {
-                        tracing::debug!(%address, "a node sent no cluster map in time");
+                        tracing::debug!(node = %address, "a node sent no cluster map in time");
                     }
                 }
                 None

@@ -115,7 +115,7 @@ pub(super) fn rollbacks(
         for (&vbid, position) in vbids.iter().filter_map(|vbid| positions.get_key_value(vbid)) {
             let from = StreamPosition::new(position.clone());
             if let Err(misuse) = machine.open_stream(vbid, position.seqno, from) {
-                tracing::error!(%misuse, "a stream could not be requested");
+                tracing::error!(name: "stream_not_requested", %misuse, "a stream could not be requested");
             }
         }
     };

@@ -51,7 +51,7 @@ where
                 if Instant::now() + pause >= deadline {
                     return Err(error);
                 }
-                tracing::warn!(%error, "a plan cannot be run, trying again");
+                tracing::warn!(name: "plan_retried", %error, "a plan cannot be run, trying again");
                 tokio::time::sleep(pause).await;
                 attempts += 1;
             }

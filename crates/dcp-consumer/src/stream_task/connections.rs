@@ -149,7 +149,7 @@ impl Connections {
         randomness: &mut impl Rng,
     ) -> bool {
         let cause = Chain(&error);
-        tracing::warn!(target: CLUSTER, %address, error = %cause, "a node cannot be reached");
+        tracing::warn!(name: "node_unreachable", target: CLUSTER, node = %address, error = %cause, "a node cannot be reached");
         let Some(node) = self.nodes.get_mut(address) else { return false };
         let is_outage = node.failures == 0;
         node.slot = Slot::Waiting(now + Backoff::SHORT.wait(node.failures, randomness));

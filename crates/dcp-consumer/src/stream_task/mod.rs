@@ -435,14 +435,14 @@ impl<S: BatchSink> StreamTask<S> {
             self.children.poll_persisted(&address, branches);
         }
         for (vbid, on) in self.persistence.left_behind(now) {
-            tracing::debug!(target: CLUSTER, %vbid,
+            tracing::debug!(target: CLUSTER, vbucket = vbid.0,
                 "the active copy has left the branch of unpersisted changes");
             self.connections.send(on, Command::Close(vbid));
         }
         for (vbid, waits) in self.persistence.overdue(now) {
             self.stats.events.push(StreamEvent::Unpersisted { vbid, waits });
             let waits = Seconds(waits);
-            tracing::warn!(target: CLUSTER, %vbid, %waits,
+            tracing::warn!(name: "unpersisted", target: CLUSTER, vbucket = vbid.0, %waits,
                 "changes stay unpersisted: a copy does not have them on disk");
         }
     }
@@ -457,7 +457,7 @@ impl<S: BatchSink> StreamTask<S> {
         match self.config.drop_from_filter(&self.bucket.manifest()) {
             Dropped::Nothing => Ok(false),
             Dropped::Some(remaining) => {
-                tracing::warn!(target: CLUSTER, ?remaining,
+                tracing::warn!(name: "collection_dropped", target: CLUSTER, ?remaining,
                     "a collection that the filter names was dropped");
                 self.connections.send_all(|| Command::Filter(remaining.clone()));
                 Ok(true)

@@ -121,7 +121,7 @@ impl<S: BatchSink> StreamTask<S> {
         now: Instant,
     ) -> Result<(), Error> {
         let (node, text) = (self.connections.node_name(id), Chain(&error).to_string());
-        tracing::warn!(target: CLUSTER, %node, streams = streams.len(), error = %text,
+        tracing::warn!(name: "connection_lost", target: CLUSTER, %node, streams = streams.len(), error = %text,
             "connection lost");
         let cause = error.kind();
         self.stats.events.push(StreamEvent::ConnectionLost { node, error: text, cause });
@@ -152,7 +152,7 @@ impl<S: BatchSink> StreamTask<S> {
             if progress.has_lost_end
                 && let Some(on) = self.placement.connection_of(vbid)
             {
-                tracing::warn!(target: CLUSTER, %vbid, %high_seqno,
+                tracing::warn!(name: "end_lost", target: CLUSTER, vbucket = vbid.0, high_seqno = high_seqno.0,
                     "the end of the read was lost in a failover");
                 // It is reported as ended and opened again.
                 self.connections.send(on, Command::Close(vbid));
@@ -191,7 +191,7 @@ impl<S: BatchSink> StreamTask<S> {
         if self.lag.is_left_open(progress, now)
             && let Some(on) = self.placement.connection_of(vbid)
         {
-            tracing::info!(target: CLUSTER, %vbid, %seqno,
+            tracing::info!(name: "snapshot_stalled", target: CLUSTER, vbucket = vbid.0, seqno = seqno.0,
                 "the rest of a snapshot does not come: the stream is opened again");
             // It is reported as ended and opened again.
             self.connections.send(on, Command::Close(vbid));
@@ -199,7 +199,7 @@ impl<S: BatchSink> StreamTask<S> {
         let Some(still) = lags else { return };
         let event = StreamEvent::Lagging { vbid, seqno, high_seqno, still };
         let still = Seconds(still);
-        tracing::warn!(target: CLUSTER, %vbid, %seqno, %high_seqno, %still,
+        tracing::warn!(name: "lagging", target: CLUSTER, vbucket = vbid.0, seqno = seqno.0, high_seqno = high_seqno.0, %still,
             "a vBucket lags without progress");
         self.stats.events.push(event);
     }

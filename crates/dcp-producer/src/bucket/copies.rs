@@ -97,7 +97,7 @@ impl Copy {
         let link = self.link.get_or_insert_with(|| ReplicaLink::new(&faults));
         let lag = if flags == StreamRequestFlags::TAKE_OVER { 0 } else { self.lag };
         if let Err(reason) = link.carry(active, &mut self.vbucket, lag, &faults, flags) {
-            tracing::warn!(vbid = %active.vbid(), node = self.node, %reason, "replication stopped");
+            tracing::warn!(name: "replica_stopped", vbucket = active.vbid().0, node = self.node, %reason, "replication stopped");
             self.link = None;
         }
     }

@@ -176,7 +176,7 @@ impl Cluster {
                     } else if !served.is_complete(&usable, vbid)
                         && let Err(error) = served.lay_out_one(&usable, vbid)
                     {
-                        tracing::warn!(%error, "a vBucket is not in its place");
+                        tracing::warn!(name: "vbucket_misplaced", %error, "a vBucket is not in its place");
                     }
                     bucket.rearrange(vbid, Copies::replicate);
                 }

@@ -241,7 +241,7 @@ impl Producer {
         let cluster = Arc::clone(&self.cluster);
         let closing = tokio::task::spawn_blocking(move || store.close(&cluster));
         if let Ok(Err(error)) = closing.await {
-            tracing::error!(%error, "the data folder was not closed cleanly");
+            tracing::error!(name: "data_folder_not_closed", %error, "the data folder was not closed cleanly");
         }
     }
 }

@@ -98,7 +98,7 @@ impl Producer {
         if let Some(store) = &self.store
             && let Err(error) = store.round(&self.cluster, served, vbids)
         {
-            tracing::error!(%error, "changes could not be written to the data folder");
+            tracing::error!(name: "data_folder_not_written", %error, "changes could not be written to the data folder");
         }
     }
 

@@ -528,7 +528,7 @@ fn push_map(session: &Session, knows: ConfigVersion, out: &mut BytesMut) -> Conf
     let change = ClusterMapChange { version: version_sent, bucket: name, config: &config };
     let pushed = change.encode(Opaque(0), out);
     if let Err(error) = pushed {
-        tracing::warn!(%error, "cannot push the cluster map");
+        tracing::warn!(name: "cluster_map_not_pushed", %error, "cannot push the cluster map");
     }
     version
 }

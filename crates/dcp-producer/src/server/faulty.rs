@@ -31,7 +31,7 @@ pub(super) fn refuse(session: &Session, frame: &Frame<'_>, refusal: Refusal, out
         }
     };
     if let Err(error) = written {
-        tracing::warn!(%error, "cannot send the answer that a fault rule asks for");
+        tracing::warn!(name: "fault_not_sent", %error, "cannot send the answer that a fault rule asks for");
     }
 }
 

@@ -74,7 +74,7 @@ impl Flusher {
         let round = tokio::task::spawn_blocking(move || store.round(&cluster, &served, dirty));
         if let Ok(Err(error)) = round.await {
             // Retried with the next changes; until then they are not reported as persisted.
-            tracing::error!(%error, "changes could not be written to the data folder");
+            tracing::error!(name: "data_folder_not_written", %error, "changes could not be written to the data folder");
         }
     }
 }

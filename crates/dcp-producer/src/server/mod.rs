@@ -164,7 +164,7 @@ async fn accept(mut port: Port, admit: impl Fn(TcpStream)) {
             Ok(socket) => admit(socket),
             Err(error) => {
                 // Usually too many open files: closing connections free some.
-                tracing::warn!(%error, "cannot accept a connection");
+                tracing::warn!(name: "connection_not_accepted", %error, "cannot accept a connection");
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
@@ -289,7 +289,7 @@ impl NodeServer {
 /// dead.
 fn admit(permits: &Arc<Semaphore>, socket: &TcpStream) -> Option<OwnedSemaphorePermit> {
     let Ok(permit) = Arc::clone(permits).try_acquire_owned() else {
-        tracing::warn!("too many connections: closing a new one");
+        tracing::warn!(name: "too_many_connections", "too many connections: closing a new one");
         return None;
     };
     // Answers are small, and clients wait for each.

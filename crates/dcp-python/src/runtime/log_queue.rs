@@ -5,7 +5,8 @@ use std::fmt::{self, Write};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use log::{Level, Record};
+use tracing::field::{Field, Visit};
+use tracing::{Event, Metadata};
 
 /// Maximum number of queued records.
 const MAX_ENTRIES: usize = 4096;
@@ -16,49 +17,118 @@ const MAX_BYTES: usize = 1024 * 1024;
 /// Maximum length of a message; longer ones are truncated.
 const MAX_MESSAGE: usize = 16 * 1024;
 
+/// Maximum length of the text of a field; longer ones are truncated.
+const MAX_VALUE: usize = 1024;
+
 /// Maximum number of records taken at a time, so that the end is noticed in between.
 const MAX_TAKEN: usize = 64;
 
 /// One record.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    pub(crate) level: Level,
-    pub(crate) target: String,
+    pub(crate) metadata: &'static Metadata<'static>,
+    /// The text, followed by the fields.
     pub(crate) message: String,
-    pub(crate) file: Option<String>,
-    pub(crate) line: Option<u32>,
+    pub(crate) fields: Vec<(&'static str, Value)>,
     pub(crate) time: SystemTime,
 }
 
+/// The value of a field.
+#[derive(Debug)]
+pub(crate) enum Value {
+    Number(u64),
+    Seconds(f64),
+    Truth(bool),
+    Text(String),
+}
+
 impl Entry {
-    fn new(record: &Record<'_>) -> Self {
-        let mut message = Bounded(String::new());
-        // An error only means that the message was truncated.
-        let _cut_off = message.write_fmt(*record.args());
+    fn new(event: &Event<'_>) -> Self {
+        let mut read = Reading { message: Bounded::at(MAX_MESSAGE), fields: Vec::new() };
+        event.record(&mut read);
         Self {
-            level: record.level(),
-            target: record.target().to_owned(),
-            message: message.0,
-            file: record.file().map(str::to_owned),
-            line: record.line(),
+            metadata: event.metadata(),
+            message: read.message.text,
+            fields: read.fields,
             time: SystemTime::now(),
         }
     }
 
     fn bytes(&self) -> usize {
-        let file = self.file.as_ref().map_or(0, String::capacity);
-        size_of::<Self>() + self.target.capacity() + self.message.capacity() + file
+        let fields = self.fields.iter().map(|(_, value)| match value {
+            Value::Text(text) => size_of::<(&str, Value)>() + text.capacity(),
+            _ => size_of::<(&str, Value)>(),
+        });
+        size_of::<Self>() + self.message.capacity() + fields.sum::<usize>()
     }
 }
 
-/// Text truncated at [`MAX_MESSAGE`].
-struct Bounded(String);
+/// Reads the message and the fields of an event.
+struct Reading {
+    message: Bounded,
+    fields: Vec<(&'static str, Value)>,
+}
+
+impl Reading {
+    fn field(&mut self, field: &Field, shown: fmt::Arguments<'_>, value: Value) {
+        let gap = if self.message.text.is_empty() { "" } else { " " };
+        // An error only means that the message was truncated.
+        let _cut_off = write!(self.message, "{gap}{}={shown}", field.name());
+        self.fields.push((field.name(), value));
+    }
+}
+
+impl Visit for Reading {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        self.field(field, format_args!("{value}"), Value::Number(value));
+    }
+
+    fn record_f64(&mut self, field: &Field, value: f64) {
+        self.field(field, format_args!("{value}"), Value::Seconds(value));
+    }
+
+    fn record_bool(&mut self, field: &Field, value: bool) {
+        self.field(field, format_args!("{value}"), Value::Truth(value));
+    }
+
+    fn record_str(&mut self, field: &Field, value: &str) {
+        let text = Bounded::of(format_args!("{value}"), MAX_VALUE);
+        self.field(field, format_args!("{value:?}"), Value::Text(text));
+    }
+
+    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
+        if field.name() == "message" {
+            let _cut_off = write!(self.message, "{value:?}");
+            return;
+        }
+        let text = Bounded::of(format_args!("{value:?}"), MAX_VALUE);
+        self.field(field, format_args!("{value:?}"), Value::Text(text));
+    }
+}
+
+/// Text that is truncated.
+struct Bounded {
+    text: String,
+    most: usize,
+}
+
+impl Bounded {
+    const fn at(most: usize) -> Self {
+        Self { text: String::new(), most }
+    }
+
+    fn of(shown: fmt::Arguments<'_>, most: usize) -> String {
+        let mut text = Self::at(most);
+        let _cut_off = text.write_fmt(shown);
+        text.text
+    }
+}
 
 impl Write for Bounded {
     fn write_str(&mut self, text: &str) -> fmt::Result {
-        let left = MAX_MESSAGE.saturating_sub(self.0.len()).min(text.len());
+        let left = self.most.saturating_sub(self.text.len()).min(text.len());
         let end = (0..=left).rev().find(|end| text.is_char_boundary(*end)).unwrap_or_default();
-        self.0.push_str(text.get(..end).unwrap_or_default());
+        self.text.push_str(text.get(..end).unwrap_or_default());
         if end < text.len() { Err(fmt::Error) } else { Ok(()) }
     }
 }
@@ -107,7 +177,7 @@ impl State {
 
 impl Queue {
     /// Queues a record, or counts it as lost if there is no room.
-    pub(crate) fn push(&self, record: &Record<'_>) {
+    pub(crate) fn push(&self, event: &Event<'_>) {
         {
             let mut state = self.lock();
             if state.is_ending {
@@ -119,7 +189,7 @@ impl Queue {
             }
         }
         // Formatting may take a while and any lock.
-        let entry = Entry::new(record);
+        let entry = Entry::new(event);
         let mut state = self.lock();
         state.bytes += entry.bytes();
         state.put += 1;

@@ -6,14 +6,19 @@
 
 use std::cell::Cell;
 use std::io;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{PoisonError, RwLock};
 use std::time::{Duration, Instant, UNIX_EPOCH};
 
-use log::{Level, LevelFilter, Metadata, Record};
 use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id, Record};
+use tracing::subscriber::{Interest, Subscriber, set_global_default};
+use tracing::{Event, Level, Metadata, callsite};
 
 use super::Process;
-use super::log_queue::{Entry, Queue};
+use super::log_queue::{Entry, Queue, Value};
 
 /// Interval between checks of the levels of Python's loggers.
 const LOOK: Duration = Duration::from_millis(200);
@@ -36,30 +41,71 @@ thread_local! {
     static HANDS_ON: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Receives records from all threads; each goes to the queue of its process.
+/// The finest level that any logger accepts, by its place in [`LEVELS`].
+static FINEST: AtomicU8 = AtomicU8::new(0);
+
+const LEVELS: [LevelFilter; 5] = [
+    LevelFilter::OFF,
+    LevelFilter::ERROR,
+    LevelFilter::WARN,
+    LevelFilter::INFO,
+    LevelFilter::DEBUG,
+];
+
+/// Receives events from all threads; each goes to the queue of its process.
 struct Sink;
 
-/// Installs the logger. It accepts no records before the process has a runtime.
+/// Installs the sink. It accepts no events before the process has a runtime.
 pub(crate) fn install() {
-    // A second import of the module keeps the first logger.
-    let _installed = log::set_logger(&Sink);
+    // A second import of the module keeps the first one.
+    let _installed = set_global_default(Sink);
 }
 
-impl log::Log for Sink {
+/// Sets the finest level. Disabled events then cost only a comparison.
+fn set_finest(level: LevelFilter) {
+    let place = LEVELS.iter().position(|each| *each == level).unwrap_or_default();
+    let place = u8::try_from(place).unwrap_or_default();
+    if FINEST.swap(place, Ordering::AcqRel) != place {
+        // Takes no lock, as there is one subscriber: a process may be forked meanwhile.
+        callsite::rebuild_interest_cache();
+    }
+}
+
+impl Subscriber for Sink {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        let is_ours = metadata.is_event() && metadata.target().starts_with(ALL);
+        if is_ours { Interest::sometimes() } else { Interest::never() }
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        LEVELS.get(usize::from(FINEST.load(Ordering::Acquire))).copied()
+    }
+
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         let target = metadata.target();
         target.starts_with(ALL)
-            && Process::own().is_some_and(|process| process.log.wants(target, metadata.level()))
+            && Process::own().is_some_and(|process| process.log.wants(target, *metadata.level()))
     }
 
-    fn log(&self, record: &Record<'_>) {
-        // The macros of `tracing` and `log` have already checked that it is enabled.
+    fn event(&self, event: &Event<'_>) {
+        // The macros of `tracing` have already checked that it is enabled.
         if let Some(process) = Process::own() {
-            process.log.queue.push(record);
+            process.log.queue.push(event);
         }
     }
 
-    fn flush(&self) {}
+    // The engine has no spans.
+    fn new_span(&self, _span: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _span: &Id, _values: &Record<'_>) {}
+
+    fn record_follows_from(&self, _span: &Id, _follows: &Id) {}
+
+    fn enter(&self, _span: &Id) {}
+
+    fn exit(&self, _span: &Id) {}
 }
 
 /// Logging state of one process.
@@ -118,10 +164,9 @@ impl Log {
         let found: Vec<(String, u32)> = py.import(MODULE)?.call_method0("levels")?.extract()?;
         let levels: Vec<_> =
             found.into_iter().map(|(logger, level)| (target_of(&logger), filter(level))).collect();
-        let most = levels.iter().map(|(_, level)| *level).max().unwrap_or(LevelFilter::Off);
+        let most = levels.iter().map(|(_, level)| *level).max().unwrap_or(LevelFilter::OFF);
         *self.levels.write().unwrap_or_else(PoisonError::into_inner) = levels;
-        // Disabled records cost only a comparison.
-        log::set_max_level(most);
+        set_finest(most);
         Ok(())
     }
 
@@ -146,7 +191,7 @@ impl Log {
 
     /// Delivers remaining records, within a time limit, and ends the thread.
     pub(crate) fn end(&self) {
-        log::set_max_level(LevelFilter::Off);
+        set_finest(LevelFilter::OFF);
         self.queue.end(END);
     }
 }
@@ -165,28 +210,40 @@ fn logger_of(target: &str) -> String {
 /// The filter for a Python logger's level. Records below `Debug` never reach Python.
 const fn filter(level: u32) -> LevelFilter {
     match level {
-        ..=10 => LevelFilter::Debug,
-        11..=20 => LevelFilter::Info,
-        21..=30 => LevelFilter::Warn,
-        31..=40 => LevelFilter::Error,
-        _ => LevelFilter::Off,
+        ..=10 => LevelFilter::DEBUG,
+        11..=20 => LevelFilter::INFO,
+        21..=30 => LevelFilter::WARN,
+        31..=40 => LevelFilter::ERROR,
+        _ => LevelFilter::OFF,
     }
 }
 
 const fn number(level: Level) -> u32 {
     match level {
-        Level::Error => 40,
-        Level::Warn => 30,
-        Level::Info => 20,
-        Level::Debug | Level::Trace => 10,
+        Level::ERROR => 40,
+        Level::WARN => 30,
+        Level::INFO => 20,
+        Level::DEBUG | Level::TRACE => 10,
     }
 }
 
 fn hand_on(py: Python<'_>, entry: &Entry) -> PyResult<()> {
-    let (logger, level) = (logger_of(&entry.target), number(entry.level));
-    let place = (entry.file.as_deref(), entry.line);
+    let metadata = entry.metadata;
+    let (logger, level) = (logger_of(metadata.target()), number(*metadata.level()));
     let time = entry.time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64();
-    let call = (logger, level, place, entry.message.as_str(), time);
+    // `tracing` names an event without a name by its place.
+    let name = Some(metadata.name()).filter(|name| !name.starts_with("event "));
+    let fields = PyDict::new(py);
+    for (field, value) in &entry.fields {
+        match value {
+            Value::Number(number) => fields.set_item(field, number)?,
+            Value::Seconds(seconds) => fields.set_item(field, seconds)?,
+            Value::Truth(truth) => fields.set_item(field, truth)?,
+            Value::Text(text) => fields.set_item(field, text)?,
+        }
+    }
+    let place = (metadata.file(), metadata.line(), time);
+    let call = (logger, level, place, (entry.message.as_str(), name, fields));
     py.import(MODULE)?.call_method1("hand_on", call)?;
     Ok(())
 }

@@ -79,6 +79,7 @@ impl Planner {
         let is_kept_secret = self.seen.values().any(|seen| seen.purge_seqno.is_none());
         if is_kept_secret && !std::mem::replace(&mut self.has_warned, true) {
             tracing::warn!(
+                name: "statistics_denied",
                 "the user may not read statistics: purged deletions are detected only where a read \
                  would resume below the purge seqno"
             );
@@ -194,7 +195,7 @@ impl Planner {
             return Err(error);
         }
         if matches!(error, PlannerError::Cluster(_)) {
-            tracing::warn!(%error, "the cluster does not answer, trying again");
+            tracing::warn!(name: "cluster_unreachable", %error, "the cluster does not answer, trying again");
             self.connected = None;
         }
         outage.attempts = outage.attempts.saturating_add(1);

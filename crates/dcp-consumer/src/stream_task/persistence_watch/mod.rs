@@ -264,7 +264,7 @@ impl PersistenceWatch {
             }
             Polled::Lost(error) => {
                 let error = Chain(&error);
-                tracing::debug!(target: PERSISTENCE, %address, %error,
+                tracing::debug!(target: PERSISTENCE, node = %address, %error,
                     "a node did not report its persisted seqnos");
             }
             Polled::Refused(error) => {
@@ -274,7 +274,7 @@ impl PersistenceWatch {
                     return Err(error);
                 }
                 let error = Chain(&error);
-                tracing::warn!(target: PERSISTENCE, %address, %error,
+                tracing::warn!(name: "persistence_refused", target: PERSISTENCE, node = %address, %error,
                     "a node refuses to report its persisted seqnos");
             }
         }

@@ -58,7 +58,7 @@ fn decide_end(vbid: Vbid, reason: StreamEndReason) -> Decision {
         AfterEnd::RetrySlowly => Decision::Retry(Backoff::LONG),
         AfterEnd::FollowMap => Decision::Moved,
         AfterEnd::Complete => {
-            tracing::warn!(target: RECONCILER, %vbid,
+            tracing::warn!(name: "filter_dropped", target: RECONCILER, vbucket = vbid.0,
                 "everything in the filter was dropped: the stream ends");
             Decision::Complete
         }

@@ -297,7 +297,7 @@ impl Placement {
             }
             Decision::Moved => (Backoff::SHORT, true),
         };
-        tracing::debug!(target: RECONCILER, %vbid, ?cause, attempts = entry.attempts,
+        tracing::debug!(target: RECONCILER, vbucket = vbid.0, ?cause, attempts = entry.attempts,
             "a stream will be opened again");
         entry.back_off(backoff, from, now, &mut self.randomness);
         Verdict::Retry { fetch_map }

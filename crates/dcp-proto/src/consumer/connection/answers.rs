@@ -159,7 +159,9 @@ impl Connection {
         match inflated(frame) {
             Ok(json) if json.is_empty() => {}
             Ok(json) => self.events.push_back(Event::ClusterMap(json.into_owned().into())),
-            Err(error) => tracing::warn!(%error, "a cluster map cannot be used"),
+            Err(error) => {
+                tracing::warn!(name: "cluster_map_unusable", %error, "a cluster map cannot be used");
+            }
         }
     }
 
