@@ -1,19 +1,28 @@
-"""The alarms of docs/guides/monitor.md, tried by Prometheus's own tool."""
+"""The alerts and the dashboard of deploy/, on Prometheus's own tool and a run's metrics."""
 
+import json
+import logging
 import re
 import shutil
 import subprocess
+import tempfile
+import threading
+import urllib.request
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry, generate_latest
 
+import dcp_rs
 from dcp_rs import _figures
 from dcp_rs.metrics import PrometheusCollector
 from dcp_rs.testing import EmbeddedCluster
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/guides/monitor.md"
+RULES = ROOT / "deploy/prometheus/dcp_rs.rules.yml"
+DASHBOARD = ROOT / "deploy/grafana/dcp_rs.json"
+RUNBOOK = ROOT / "docs/guides/alerts.md"
 LOCAL = ROOT / ".state/tools/bin/promtool"
 PROMTOOL = str(LOCAL) if LOCAL.exists() else shutil.which("promtool")
 LABELS = 'bucket="default",stream="search"'
@@ -29,6 +38,9 @@ CASES = {
     "UnstableNetwork": ({"dcp_rs_reconnects_total": "0 0 0 6 12 18x30"}, 4),
     "NotPersisting": ({"dcp_rs_unpersisted_seconds": "0 30 90x30"}, 2),
     "ReplicateStuck": ({"dcp_rs_report_age_seconds": "0 60 120 180 240x30"}, 3),
+    "ReplicateLate": ({"dcp_rs_lag_seconds": "0 301x30"}, 6),
+    "ReplicateRejects": ({"dcp_rs_rejected_records_total": "0 0 0 1x30"}, 3),
+    "ClocksDiffer": ({"dcp_rs_cas_ahead_seconds": "0 6x30"}, 6),
     "ReplicateNotCommitting": (
         {
             "dcp_rs_lag": "0x30",
@@ -51,12 +63,26 @@ HEALTHY = {
     # Nothing is written to the bucket.
     "dcp_rs_uncommitted_records": "0x60",
     "dcp_rs_commit_age_seconds": "0+60x60",
+    "dcp_rs_lag_seconds": "1x60",
+    "dcp_rs_rejected_records_total": "7x60",
+    "dcp_rs_cas_ahead_seconds": "0.2x60",
 }
 
 
+# Absent while unknown, or while there is none.
+ABSENT = (
+    "dcp_rs_lag", "dcp_rs_lag_max", "dcp_rs_lag_seconds", "dcp_rs_cas_lag_seconds",
+    "dcp_rs_table_lag_seconds",
+)  # fmt: skip
+
+
 def rules():
-    (block,) = re.findall(r"^```yaml\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE)
-    return block
+    return RULES.read_text()
+
+
+def alerts():
+    (group,) = yaml.safe_load(rules())["groups"]
+    return group["rules"]
 
 
 def labelled(name):
@@ -82,7 +108,12 @@ def firing(series, alarm, minutes, labels=None):
     lines.append("    alert_rule_test:")
     for minute, fires in minutes.items():
         lines += [f"      - eval_time: {minute}m", f"        alertname: {alarm}"]
-        lines.append(f"        exp_alerts: {[{'exp_labels': labels}] if fires else []}")
+        (rule,) = [each for each in alerts() if each["alert"] == alarm]
+        expected = {
+            "exp_labels": rule["labels"] | (labels or {}),
+            "exp_annotations": rule["annotations"],
+        }
+        lines.append(f"        exp_alerts: {json.dumps([expected] if fires else [])}")
     return "\n".join(lines) + "\n"
 
 
@@ -90,7 +121,7 @@ def test_the_alarms_are_valid_rules(tmp_path):
     done = promtool(tmp_path, "check", "rules", "rules.yml")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{len(CASES)} rules found" in done.stdout
-    assert set(re.findall(r"alert: (\w+)", rules())) == set(CASES)
+    assert {each["alert"] for each in alerts()} == set(CASES)
 
 
 @pytest.mark.parametrize("alarm", CASES)
@@ -117,7 +148,10 @@ def test_a_stream_that_is_gone_is_an_alarm(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_alarms_name_metrics_that_there_are():
+@pytest.fixture(scope="module")
+def exported():
+    """The labels of each metric that runs export, by its name."""
+    page = ""
     registry = CollectorRegistry()
     with EmbeddedCluster() as cluster, cluster.connect() as client:
         cluster.upsert("key", {})
@@ -125,11 +159,94 @@ def test_alarms_name_metrics_that_there_are():
         with client.stream(persisted_only=True) as stream:
             registry.register(PrometheusCollector(stream, name="search"))
             next(stream)
-            page = generate_latest(registry).decode()
-    exported = set(re.findall(r"^(dcp_rs_\w+)", page, re.MULTILINE))
-    # Absent while unknown: the nodes may not have answered yet.
-    exported |= {"dcp_rs_lag"}
-    exported |= {each.prometheus for each in _figures.FIGURES if each.stream is None}
-    named = set(re.findall(r"\bdcp_rs_\w+", rules().split("rules:", 1)[1]))
-    assert named
-    assert named <= exported
+            page += generate_latest(registry).decode()
+        with tempfile.TemporaryDirectory() as folder:
+            page += scraped(client, f"duckdb://{folder}/d.duckdb")
+    found = {}
+    for name, labels in re.findall(r"^(\w+)(?:{(.*)})? ", page, re.MULTILINE):
+        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    labels = {each.prometheus: set(each.labels) for each in _figures.FIGURES}
+    return {name: labels[name] for name in ABSENT} | found
+
+
+def scraped(client, target):
+    """What the listener of a replication exports."""
+    pages, logged, stop = [], [], threading.Event()
+    handler = logging.Handler()
+    handler.emit = logged.append
+    logger = logging.getLogger("dcp_rs.listener")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+    def take(progress):
+        if progress.phase == "following":
+            (url,) = [each.fields["url"] for each in logged if each.event == "listening"]
+            with urllib.request.urlopen(f"{url}/metrics", timeout=20) as found:
+                pages.append(found.read().decode())
+            stop.set()
+
+    try:
+        dcp_rs.replicate(
+            client, target, tables="collection", listen="0", stop=stop, on_progress=take
+        )
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(logging.NOTSET)
+    return pages[0]
+
+
+def check_query(query, exported):
+    names = re.findall(r"\b(?:dcp_rs|process)_\w+", query)
+    assert names, query
+    for name in names:
+        assert name in exported, query
+        for labels in re.findall(rf"{name}{{([^}}]*)}}", query):
+            named = set(re.findall(r"(\w+)(?:=|!)", labels))
+            assert named <= exported[name] | {"job"}, query
+
+
+def test_alerts_name_metrics_that_there_are(exported):
+    for each in alerts():
+        check_query(each["expr"], exported)
+
+
+def test_the_dashboards_queries_are_valid_and_name_metrics_that_there_are(exported, tmp_path):
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    targets = [each for panel in panels for each in panel.get("targets", [])]
+    assert len(targets) > 25
+    checked = []
+    for each in targets:
+        query = each["expr"].replace("$__rate_interval", "5m")
+        check_query(query, exported)
+        legend = set(re.findall(r"{{(\w+)}}", each["legendFormat"]))
+        (name, *_) = re.findall(r"\b(?:dcp_rs|process)_\w+", query)
+        assert legend <= exported[name] | {"instance"}, query
+        checked.append({"record": f"panel:query_{len(checked)}", "expr": query})
+    queries = {"groups": [{"name": "dashboard", "rules": checked}]}
+    (tmp_path / "queries.yml").write_text(json.dumps(queries))
+    done = promtool(tmp_path, "check", "rules", "queries.yml")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ids = [panel["id"] for panel in panels]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_runbook_has_each_alert_and_names_events_and_metrics_that_there_are(exported):
+    page = RUNBOOK.read_text()
+    rows = re.findall(r"^\| `(\w+)` \|(.*)\|$", page, re.MULTILINE)
+    assert [name for name, _ in rows] == list(dict.fromkeys(name for name, _ in rows))
+    assert {name for name, _ in rows} == set(CASES)
+    for name in re.findall(r"\bdcp_rs_\w+", page):
+        assert name in exported, name
+    logged = set(re.findall(r'name: "(\w+)"', sources("crates/*/src/**/*.rs")))
+    logged |= set(re.findall(r'about\(\s*"(\w+)"', sources("python/dcp_rs/**/*.py")))
+    logged |= {"failed"}
+    events = set()
+    for _, row in rows:
+        for words in re.findall(r"events? ((?:`\w+`(?:, | and )?)+)", row):
+            events |= set(re.findall(r"`(\w+)`", words))
+    assert len(events) > 8
+    assert events <= logged
+
+
+def sources(pattern):
+    return "".join(path.read_text() for path in ROOT.glob(pattern))
