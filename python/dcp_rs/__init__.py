@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from dcp_rs import testing
     from dcp_rs.async_client import AsyncClient, connect_async
     from dcp_rs.object_store import ObjectStore
+    from dcp_rs.pipeline import Pipeline
     from dcp_rs.replication import replicate, verify
     from dcp_rs.sql_store import SqlStore
 
@@ -80,6 +81,7 @@ __all__ = [
     "MemoryStore",
     "ObjectStore",
     "Partition",
+    "Pipeline",
     "Position",
     "ReadPlan",
     "Schema",
@@ -105,6 +107,7 @@ __all__ = [
 _LATE = {
     "AsyncClient": "async_client",
     "ObjectStore": "object_store",
+    "Pipeline": "pipeline",
     "SqlStore": "sql_store",
     "connect_async": "async_client",
     "replicate": "replication",

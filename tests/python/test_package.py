@@ -140,7 +140,7 @@ def test_the_public_face_is_what_a_reader_of_changes_needs():
         "connect connect_async AsyncClient",
         "Client ConnectionOptions ChangeStream ChangeBatch DocumentSchema Schema columns",
         "Checkpoint Position CheckpointStore FileStore MemoryStore",
-        "replicate verify",
+        "replicate verify Pipeline",
         "SharedStore SqlStore ObjectStore",
         # Values of options.
         "BatchPolicy Share",

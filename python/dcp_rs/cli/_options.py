@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from dcp_rs.stores import FileStore
 
-    Command = Callable[..., None]
+    Command = Callable[..., Any]
     Decorator = Callable[[Command], Command]
 
 PASSWORD_VARIABLE = "DCP_RS_PASSWORD"  # noqa: S105 - the name of a variable
@@ -56,6 +56,25 @@ class _Command(click.Command):
 
 command = functools.partial(click.command, cls=_Command)
 _connection_option = functools.partial(click.option, cls=_ConnectionOption)
+
+
+def is_about_connection(parameter: click.Parameter) -> bool:
+    """Whether a parameter says how to connect, not what to do."""
+    return isinstance(parameter, _ConnectionOption) or parameter.name == "connection_string"
+
+
+def as_option(parameter: click.Parameter) -> click.Parameter:
+    """Returns an option in place of an argument."""
+    if not isinstance(parameter, click.Argument):
+        return parameter
+    name = str(parameter.name)
+    kind = _ConnectionOption if is_about_connection(parameter) else click.Option
+    what = "How to reach the cluster" if is_about_connection(parameter) else "What to write to"
+    return kind(
+        [f"--{name.replace('_', '-')}"],
+        metavar=parameter.metavar,
+        help=f"{what}, as for replicate.",
+    )
 
 
 # ----- values -----
@@ -151,9 +170,9 @@ def with_options(decorators: Iterable[Any], take: Callable[[dict[str, Any]], Non
 
     def decorate(command: Command) -> Command:
         @functools.wraps(command)
-        def wrapped(**options: Any) -> None:
+        def wrapped(**options: Any) -> Any:
             take(options)
-            command(**options)
+            return command(**options)
 
         made: Command = wrapped
         for decorator in reversed(list(decorators)):

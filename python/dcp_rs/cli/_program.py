@@ -21,6 +21,8 @@ from dcp_rs.cli.doctor import doctor
 from dcp_rs.cli.explain_rollback import explain_rollback
 from dcp_rs.cli.export import export
 from dcp_rs.cli.replicate import replicate
+from dcp_rs.cli.run import check
+from dcp_rs.cli.run import run as run_file
 from dcp_rs.cli.schema import schema
 from dcp_rs.cli.seqnos import lag, seqnos
 from dcp_rs.cli.serve import serve
@@ -73,8 +75,8 @@ def completion(shell: str) -> None:
 
 
 _COMMANDS = (
-    cat, tail, show, export, replicate, verify, schema, seqnos, lag, top, doctor, decode,
-    explain_rollback, checkpoint, serve,
+    cat, tail, show, export, replicate, run_file, check, verify, schema, seqnos, lag, top, doctor,
+    decode, explain_rollback, checkpoint, serve,
 )  # fmt: skip
 for _command in _COMMANDS:
     _program.add_command(_command)

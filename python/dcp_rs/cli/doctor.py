@@ -61,14 +61,15 @@ def doctor(context: click.Context, connection: ConnectionOptions, *, as_json: bo
     nothing and reads no documents. The exit status is 1 if a step failed.
     """
     failed = 0
-    for finding in _findings(connection):
+    for finding in findings(connection):
         failed += finding.status == "failed"
-        write([_line(finding, as_json=as_json)])
+        write([shown(finding, as_json=as_json)])
     if failed:
         context.exit(1)
 
 
-def _line(finding: Finding, *, as_json: bool) -> bytes:
+def shown(finding: Finding, *, as_json: bool) -> bytes:
+    """Returns a finding as lines."""
     if as_json:
         return f"{json.dumps(asdict(finding))}\n".encode()
     status = f"{finding.status:<8}"
@@ -93,7 +94,8 @@ def _attempt(step: str, target: object, attempt: Callable[[], str]) -> Finding:
         return Finding(step, str(target), "failed", str(error))
 
 
-def _findings(options: ConnectionOptions) -> Iterator[Finding]:
+def findings(options: ConnectionOptions) -> Iterator[Finding]:
+    """Tries each step of a connection."""
     target = _probes.read_target(options.connection_string)
     is_reached = False
     for seed in target.seeds:

@@ -97,6 +97,65 @@ def table_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
+_REPLICATION_OPTIONS = (
+    connection_options,
+    click.argument("target", metavar="TARGET"),
+    click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now."),
+    click.option(
+        "--reload",
+        metavar="LIST",
+        help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
+    ),
+    click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table)."),
+    reading_options(
+        only=(
+            "collections",
+            "document_schema",
+            "document_prefix",
+            "on_malformed",
+            "drop_fields",
+            "hash_fields",
+            "hash_key_env",
+            "hash_key_file",
+            "key_type",
+            "persisted_only",
+            "on_purge",
+            "priority",
+            "backfill_order",
+        )
+    ),
+    table_options,
+    click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes."),
+    click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes."),
+    click.option(
+        "--commit-interval",
+        type=float,
+        metavar="SECONDS",
+        help="Commit after SECONDS at the latest.",
+    ),
+    click.option(
+        "--listen",
+        metavar="HOST:PORT",
+        help="Answer /livez, /readyz, /status and /metrics there, such as 127.0.0.1:9108.",
+    ),
+    click.option(
+        "--hung-after",
+        type=float,
+        metavar="SECONDS",
+        help="Let /livez fail if a commit has run for SECONDS (300).",
+    ),
+    log_options,
+    click.option("--json", "as_json", is_flag=True, help="Print progress and logs as JSON lines."),
+)
+
+
+def replication_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds all options of a replication, which a pipeline file has as well."""
+    for option in reversed(_REPLICATION_OPTIONS):
+        function = option(function)
+    return function
+
+
 @command(
     epilog="""\b
 TARGET is one of
@@ -106,52 +165,19 @@ TARGET is one of
   parquet:///folder                        for --mode log
   iceberg:///folder?table=namespace.name   for --mode log"""
 )
-@connection_options
-@click.argument("target", metavar="TARGET")
-@click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now.")
-@click.option(
-    "--reload",
-    metavar="LIST",
-    help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
-)
-@click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table).")
-@reading_options(
-    only=(
-        "collections",
-        "document_schema",
-        "document_prefix",
-        "on_malformed",
-        "drop_fields",
-        "hash_fields",
-        "hash_key_env",
-        "hash_key_file",
-        "key_type",
-        "persisted_only",
-        "on_purge",
-        "priority",
-        "backfill_order",
-    )
-)
-@table_options
-@click.option("--commit-rows", type=int, metavar="N", help="Commit after N changes.")
-@click.option("--commit-bytes", type=int, metavar="N", help="Commit after N bytes.")
-@click.option(
-    "--commit-interval", type=float, metavar="SECONDS", help="Commit after SECONDS at the latest."
-)
-@click.option(
-    "--listen",
-    metavar="HOST:PORT",
-    help="Answer /livez, /readyz, /status and /metrics there, such as 127.0.0.1:9108.",
-)
-@click.option(
-    "--hung-after",
-    type=float,
-    metavar="SECONDS",
-    help="Let /livez fail if a commit has run for SECONDS (300).",
-)
-@log_options
-@click.option("--json", "as_json", is_flag=True, help="Print progress and logs as JSON lines.")
-def replicate(
+@replication_options
+def replicate(**given: Any) -> None:
+    """Keep a table in step with a bucket.
+
+    Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
+    the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
+    Progress goes to standard error, with --json as JSON lines, of which those with a "level" are
+    logs and errors.
+    """
+    replicating(**given)
+
+
+def replicating(
     connection: ConnectionOptions,
     target: str,
     reading: dict[str, Any],
@@ -162,13 +188,7 @@ def replicate(
     as_json: bool,
     **settings: Any,
 ) -> None:
-    """Keep a table in step with a bucket.
-
-    Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
-    the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
-    Progress goes to standard error, with --json as JSON lines, of which those with a "level" are
-    logs and errors.
-    """
+    """Replicates until a signal comes, and shows progress on standard error."""
     stop = threading.Event()
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
@@ -188,15 +208,8 @@ def replicate(
     try:
         with Client(connection) as client:
             LOGS.context["bucket"] = client.bucket_name
-            done = replication.replicate(
-                client,
-                target,
-                stop=stop,
-                on_progress=take,
-                reload=None if reload is None else _to_reload(reload),
-                **reading,
-                **specified(settings),
-            )
+            given = {"target": target, "reload": reload, **reading, **settings}
+            done = replication.replicate(client, stop=stop, on_progress=take, **as_given(given))
         reporter.finish(show(done))
     except Exception as error:
         # A target raises its library's errors: of various classes, or a plain `Exception`.
@@ -207,6 +220,14 @@ def replicate(
         raise click.ClickException(f"the target failed: {reason}") from error
     finally:
         reporter.close()
+
+
+def as_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `dcp_rs.replicate` that the options stand for."""
+    found = specified(options)
+    if "reload" in found:
+        found["reload"] = _to_reload(found["reload"])
+    return found
 
 
 def _to_reload(text: str) -> set[int] | dict[str, None]:

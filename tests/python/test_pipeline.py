@@ -1,0 +1,228 @@
+"""A pipeline file: what it may say, what wins over it, and what `check` finds."""
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import duckdb
+import pytest
+
+import dcp_rs
+from dcp_rs.cli import _pipeline, _program
+from dcp_rs.exceptions import ConfigError
+
+ROOT = Path(__file__).parents[2]
+_PASSWORD = "canary-8f1c2e"
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, bucket="travel") as running:
+        running.create_scope("inventory")
+        for name in ("inventory.airline", "inventory.hotel"):
+            running.create_collection(name)
+            running.upsert("key_1", {"n": 1}, collection=name)
+        yield running
+
+
+@pytest.fixture
+def file(cluster, tmp_path, monkeypatch):
+    """Writes a file, as the example has it, with other keys in front."""
+    monkeypatch.setenv("COUCHBASE", cluster.connection_string)
+    monkeypatch.setenv("PASSWORD", _PASSWORD)
+    monkeypatch.setenv("LAKE", str(tmp_path / "lake.duckdb").removeprefix("/"))
+
+    def write(more="", of_connection="", *, but=("listen", "log_format")):
+        text = (ROOT / "examples" / "pipeline.toml").read_text()
+        for key in but:
+            text = re.sub(rf"^{key} = .*\n", "", text, flags=re.MULTILINE)
+        path = tmp_path / "pipeline.toml"
+        path.write_text(f"{more}\n{text}{of_connection}\n")
+        return path
+
+    return write
+
+
+def tables_of(path):
+    with duckdb.connect(path, read_only=True) as database:
+        found = database.sql("SELECT table_name FROM duckdb_tables()").fetchall()
+    return {name for (name,) in found if not name.startswith(("_", "dcp_rs"))}
+
+
+def run(*arguments):
+    return _program.run([str(each) for each in arguments])
+
+
+def refused(path):
+    with pytest.raises(ConfigError) as error:
+        dcp_rs.Pipeline.from_file(path)
+    return str(error.value)
+
+
+def test_the_example_keeps_a_table_of_each_collection(file, tmp_path, capsys):
+    assert run("run", file(but=["listen"]), "--once") == 0
+    assert tables_of(tmp_path / "lake.duckdb") == {"inventory__airline", "inventory__hotel"}
+    lines = capsys.readouterr().err.splitlines()
+    assert "done: generation 1, 2 changes" in lines[-1]
+
+
+def test_python_runs_the_same_file(file):
+    pipeline = dcp_rs.Pipeline.from_file(file())
+    stop, seen = threading.Event(), []
+
+    def take(progress):
+        seen.append(progress)
+        if progress.changes == 2 and progress.lag == 0:
+            stop.set()
+
+    assert pipeline.run(stop=stop, on_progress=take).changes == 2
+    assert seen
+    assert _PASSWORD not in repr(pipeline)
+    assert "lake.duckdb" not in repr(pipeline)
+
+
+def test_tables_may_be_a_mapping(file, tmp_path):
+    path = file(but=["tables", "document_schema", "listen", "log_format"], more="once = true")
+    path.write_text(path.read_text() + '[tables."inventory.*"]\ntable = "t_{collection}"\n')
+    assert dcp_rs.Pipeline.from_file(path).run().changes == 2
+    assert tables_of(tmp_path / "lake.duckdb") == {"t_airline", "t_hotel"}
+
+
+def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monkeypatch):
+    made = {name: tmp_path / f"{name}.duckdb" for name in ("lake", "variable", "flag")}
+    steps = [(), (f"--target=duckdb://{made['flag']}",)]
+    monkeypatch.setenv("DCP_RS_TARGET", f"duckdb://{made['variable']}")
+    assert run("run", file(), "--once", *steps[1]) == 0
+    assert [name for name, path in made.items() if path.exists()] == ["flag"]
+    assert run("run", file(), "--once") == 0
+    assert [name for name, path in made.items() if path.exists()] == ["variable", "flag"]
+    monkeypatch.delenv("DCP_RS_TARGET")
+    assert run("run", file(), "--once") == 0
+    assert made["lake"].exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ("comit_interval = 1", ("comit_interval of pipeline.toml: there is no such key: did you"
+         " mean commit_interval?")),
+        ('bucket = "b"', "bucket of pipeline.toml: belongs in [connection]"),
+        ('commit_rows = "many"', "commit_rows of pipeline.toml: must be a whole number"),
+        ("commit_rows = true", "commit_rows of pipeline.toml: must be a whole number"),
+        ('once = "yes"', "once of pipeline.toml: must be true or false"),
+        ('mode = "tabel"', "mode of pipeline.toml: 'tabel' is not one of 'table', 'log'."),
+        ('on_drop = ["drop"]', "on_drop of pipeline.toml: must be a string"),
+        ('reload = "${NONE}"', ("reload of pipeline.toml: the variable NONE is not set: set it, or"
+         " check its name")),
+        ('reload = "${no-name}"', ("reload of pipeline.toml: ${no-name} names no variable: write"
+         " $${ for the characters ${")),
+        ('hash_key = "a secret"', ("hash_key of pipeline.toml: must be a variable, as in"
+         ' "${PASSWORD}": a file is no place for a secret')),
+        ("connection = 1", None),
+        ("= 1", None),
+        ("commit_rows = 0", "commit_rows of pipeline.toml: 0 is not"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_called_as_it_stands_in_the_file(file, more, told, capsys):
+    path = file(more)
+    assert run("run", path, "--once") == 1
+    shown = capsys.readouterr().err
+    assert _PASSWORD not in shown
+    assert f"dcp-rs: {told}" in shown if told else "pipeline.toml: is not TOML: " in shown
+
+
+@pytest.mark.parametrize(
+    ("of_connection", "told"),
+    [
+        ('target = "x"', "connection.target of pipeline.toml: belongs above the first table"),
+        ('tls_kay = "x"', ("connection.tls_kay of pipeline.toml: there is no such key: did you mean"
+         " tls_key?")),
+        ("connect_timeout = 0.0", "connection.connect_timeout of pipeline.toml: 0.0 is not from"),
+    ],
+)  # fmt: skip
+def test_so_is_what_is_wrong_with_the_connection(file, of_connection, told):
+    assert refused(file(of_connection=of_connection)).startswith(told)
+
+
+def test_a_file_without_what_it_needs_is_refused(file, tmp_path):
+    told = "target: is missing: add it to pipeline.toml"
+    assert refused(file(but=["target"])) == told
+    told = "connection_string: is missing: add it to [connection] of pipeline.toml"
+    assert refused(file(but=["connection_string"])) == told
+    assert "none.toml: cannot be read: No such file" in refused(tmp_path / "none.toml")
+
+
+def test_braces_after_two_dollars_are_text(file):
+    path = file('document_schema = "n BIGINT"\nreload = "a$${b}"', but=["document_schema"])
+    assert _pipeline.given_in(path)["reload"] == "a${b}"
+
+
+# ----- check -----
+
+
+def checked(capsys, *arguments):
+    status = run("check", *arguments, "--json")
+    return status, [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    "target", ["duckdb://{}/lake.duckdb", "delta://{}/lake", "parquet://{}/lake", "iceberg://{}/l"]
+)
+def test_check_writes_nothing_and_says_what_it_would_create(file, tmp_path, capsys, target):
+    path = file()
+    before = sorted(tmp_path.rglob("*"))
+    mode = "log" if target.startswith(("parquet", "iceberg")) else "table"
+    status, found = checked(capsys, path, f"--target={target.format(tmp_path)}", f"--mode={mode}")
+    assert status == 0
+    assert {each["status"] for each in found} == {"ok"}
+    by_step = {each["step"]: each["detail"] for each in found}
+    assert by_step["read"] == "inventory.airline, inventory.hotel"
+    assert by_step["target"].endswith("would be created")
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_check_looks_at_a_database(file, postgres_database, tmp_path, capsys):
+    assert checked(capsys, file(), f"--target={postgres_database}")[1][-1]["detail"].startswith(
+        "schema test_"
+    )
+    url = postgres_database.replace("user=postgres", "user=nobody")
+    status, found = checked(capsys, file(), f"--target={url}")
+    assert (status, found[-1]["status"]) == (1, "failed")
+    assert run("run", file(), "--once") == 0
+    capsys.readouterr()
+    assert checked(capsys, file())[1][-1]["detail"] == "a database with 3 tables"
+    (tmp_path / "lake.duckdb").write_bytes(b"no database")
+    status, found = checked(capsys, file())
+    assert (status, found[-1]["status"]) == (1, "failed")
+
+
+def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):
+    monkeypatch.setenv("PASSWORD", "another")
+    status, found = checked(capsys, file())
+    assert (status, found[-1]["step"], found[-1]["status"]) == (1, "login", "failed")
+    monkeypatch.setenv("PASSWORD", _PASSWORD)
+    assert run("check", file("collections = ['inventory.none']", but=["collections"])) == 1
+    assert "collections of pipeline.toml" in capsys.readouterr().err
+
+
+# ----- one list of options -----
+
+
+def test_every_option_of_replicate_is_a_key():
+    options = {
+        option.removeprefix("--").replace("-", "_")
+        for each in _program._program.commands["replicate"].params
+        for option in each.opts
+        if not getattr(each, "hidden", False)
+    }
+    assert {key for keys in _pipeline.KEYS.values() for key in keys} == options
+
+
+def test_the_schema_for_editors_is_that_of_the_code(capsys):
+    assert run("check", "--schema") == 0
+    shown = capsys.readouterr().out
+    assert shown == (ROOT / "docs" / "reference" / "pipeline.schema.json").read_text()
+    known = json.loads(shown)["properties"]
+    assert known["tables"]["type"] == ["string", "object"]
+    assert known["connection"]["properties"]["password"]["pattern"].startswith(r"^\$\{")
