@@ -30,7 +30,8 @@ ELSEWHERE = {
 # Linked files that are not pages; they are copied unchanged.
 FILES = {"LICENSE": "LICENSE"} | {
     str(path.relative_to(ROOT)): str(path.relative_to(ROOT))
-    for path in sorted((ROOT / "examples").glob("*.py"))
+    for pattern in ("examples/*.py", "deploy/*/*.yml", "deploy/*/*.json")
+    for path in sorted(ROOT.glob(pattern))
 }
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 

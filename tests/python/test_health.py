@@ -163,7 +163,7 @@ def test_metrics_are_prometheus_text_or_openmetrics(cluster, tmp_path, following
 
 
 def test_every_metric_is_on_the_page_about_them(cluster, tmp_path, following, get):
-    page = (replicas.ROOT / "docs/guides/monitor.md").read_text()
+    page = (replicas.ROOT / "docs/reference/metrics.md").read_text()
     cluster.upsert("key", {})
     following(f"duckdb://{tmp_path}/d.duckdb", listen=ANYWHERE, tables="collection")
     until(lambda: get("/readyz")[0] == 200)
