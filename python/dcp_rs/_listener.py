@@ -32,6 +32,8 @@ _PATIENCE = 5.0
 _MAX_CONNECTIONS = 32
 # Of those that wait to be accepted.
 _BACKLOG = 128
+# Turns of the loop in which a connection that was accepted begins, or one that is aborted ends.
+_TURNS = 5
 _HOST = "127.0.0.1"
 
 
@@ -95,10 +97,17 @@ class Listener:
             self._connected, sock=self._socket, limit=_MAX_HEAD, backlog=_BACKLOG
         )
         await self._over.wait()
+        # A server that is closed drops what it has accepted and not begun, without closing it.
+        self._loop.remove_reader(self._socket)
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
         server.close()
         for task in list(self._connections):
             task.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
+        # A transport that is aborted closes its socket in a later turn.
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()

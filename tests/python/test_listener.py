@@ -1,6 +1,7 @@
 """The HTTP server of probes and scrapes, and what hostile clients can make of it."""
 
 import contextlib
+import gc
 import socket
 import threading
 import time
@@ -99,6 +100,15 @@ def test_many_connections_leave_room_for_another(listener):
         assert get(listener) == (200, b"ok\n")
         assert time.monotonic() - begun < _listener._PATIENCE / 2
         assert len(listener._connections) <= _listener._MAX_CONNECTIONS
+
+
+def test_closing_leaves_no_socket():
+    for _ in range(20):
+        running = Listener("0", lambda _: Answer(HTTPStatus.OK, b""))
+        with connected(running), connected(running):
+            running.close()
+    # An unclosed socket warns when it is collected, and a warning is an error.
+    gc.collect()
 
 
 def test_closing_ends_the_thread_and_frees_the_port(listener):
