@@ -59,7 +59,7 @@ LAYERS = {
     "dcp-producer": _layer("dcp-wire dcp-proto dcp-producer-proto", PYTHON, ARROW),
     "dcp-arrow": _layer("dcp-wire dcp-proto", ASYNC, TLS, PYTHON, PRODUCER),
     "dcp-python": _layer(
-        "dcp-wire dcp-proto dcp-producer-proto dcp-consumer dcp-producer dcp-arrow"
+        "dcp-wire dcp-proto dcp-producer-proto dcp-consumer dcp-producer dcp-arrow dcp-kafka"
     ),
     # Never part of the product: a development dependency of the crates above.
     "dcp-test": _layer("dcp-wire dcp-proto dcp-producer-proto", PYTHON),

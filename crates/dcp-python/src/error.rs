@@ -21,6 +21,7 @@ pub(crate) enum Kind {
     BucketNotFound,
     Checkpoint,
     Closed,
+    ConcurrentWriter,
     Config,
     Connect,
     Data,

@@ -19,6 +19,7 @@ mod credentials;
 mod decode;
 mod documents;
 mod error;
+mod kafka;
 mod options;
 mod plan;
 mod planner;
@@ -44,6 +45,8 @@ mod _dcp_rs {
     use super::decode::{decode, json_depth, wanted};
     #[pymodule_export]
     use super::documents::{DocumentDecoder, Inference};
+    #[pymodule_export]
+    use super::kafka::KafkaProducer;
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]

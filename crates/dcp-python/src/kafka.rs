@@ -1,0 +1,142 @@
+//! Records for Kafka, which are given as columns.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use dcp_kafka::{Column, Error, Header, Kind as KafkaKind, Producer, Records};
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+
+use crate::error::{Failure, Kind};
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let text = error.to_string();
+        match error.kind {
+            KafkaKind::Config => Self::option(&["target"], text),
+            KafkaKind::Library => Self::option(&[], text),
+            kind => Self::new(class(kind), text),
+        }
+    }
+}
+
+const fn class(kind: KafkaKind) -> Kind {
+    match kind {
+        KafkaKind::Fenced => Kind::ConcurrentWriter,
+        KafkaKind::Authentication => Kind::Authentication,
+        KafkaKind::Authorization => Kind::AccessDenied,
+        KafkaKind::Unreachable => Kind::Connect,
+        KafkaKind::Timeout => Kind::Timeout,
+        KafkaKind::TooLarge => Kind::Data,
+        _ => Kind::Dcp,
+    }
+}
+
+/// Offsets, the bytes that they refer to, and 1 for each value that is null.
+type Bytes = (PyBuffer<i32>, PyBuffer<u8>, PyBuffer<u8>);
+
+/// A column of bytes, copied from Python's buffers.
+struct Given {
+    offsets: Vec<i32>,
+    data: Vec<u8>,
+    nulls: Vec<u8>,
+}
+
+impl Given {
+    fn read(py: Python<'_>, (offsets, data, nulls): &Bytes) -> PyResult<Self> {
+        Ok(Self { offsets: offsets.to_vec(py)?, data: data.to_vec(py)?, nulls: nulls.to_vec(py)? })
+    }
+
+    fn column(&self) -> Result<Column<'_>, Error> {
+        Column::new(&self.offsets, &self.data, &self.nulls)
+    }
+}
+
+/// A transactional producer of librdkafka.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct KafkaProducer(Mutex<Option<Arc<Producer>>>);
+
+impl KafkaProducer {
+    fn attempt(
+        &self,
+        py: Python<'_>,
+        attempt: impl FnOnce(&Producer) -> Result<(), Error> + Send,
+    ) -> PyResult<()> {
+        let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let closed = || Failure::new(Kind::Closed, "the producer is closed");
+        let producer = producer.ok_or_else(closed)?;
+        py.detach(|| attempt(&producer)).map_err(|error| Failure::from(error).into())
+    }
+}
+
+#[pymethods]
+impl KafkaProducer {
+    /// Loads librdkafka from a path, and creates a producer with its options.
+    #[new]
+    fn new(py: Python<'_>, library: PathBuf, config: Vec<(String, String)>) -> PyResult<Self> {
+        let made = py.detach(|| Producer::new(&library, &config)).map_err(Failure::from)?;
+        Ok(Self(Mutex::new(Some(Arc::new(made)))))
+    }
+
+    fn init(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.attempt(py, |producer| producer.init(seconds(timeout)))
+    }
+
+    fn begin(&self, py: Python<'_>) -> PyResult<()> {
+        self.attempt(py, Producer::begin)
+    }
+
+    fn commit(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.attempt(py, |producer| producer.commit(seconds(timeout)))
+    }
+
+    fn abort(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
+        self.attempt(py, |producer| producer.abort(seconds(timeout)))
+    }
+
+    /// Adds records. A partition below 0 is chosen by the key. A header has its number in each
+    /// record, and the words that these are of, if it is no number itself.
+    #[expect(clippy::too_many_arguments, reason = "columns of records")]
+    fn send(
+        &self,
+        py: Python<'_>,
+        topic: &str,
+        count: u32,
+        keys: Bytes,
+        values: Bytes,
+        partitions: PyBuffer<i32>,
+        headers: Vec<(String, PyBuffer<i64>, Vec<String>)>,
+        joined: Option<&str>,
+        timeout: f64,
+    ) -> PyResult<()> {
+        let (keys, values) = (Given::read(py, &keys)?, Given::read(py, &values)?);
+        let partitions = partitions.to_vec(py)?;
+        let numbers: Vec<(String, Vec<i64>, Vec<String>)> = headers
+            .into_iter()
+            .map(|(name, numbers, words)| Ok((name, numbers.to_vec(py)?, words)))
+            .collect::<PyResult<_>>()?;
+        self.attempt(py, |producer| {
+            let headers = numbers
+                .iter()
+                .map(|(name, numbers, words)| Header::new(name, numbers, words.clone()))
+                .collect::<Result<_, _>>()?;
+            let mut records = Records::new(keys.column()?, values.column()?, &partitions, headers)?;
+            if let Some(name) = joined {
+                records = records.joined(name)?;
+            }
+            producer.send(topic, count, &records, seconds(timeout))
+        })
+    }
+
+    fn close(&self, py: Python<'_>) {
+        let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // Its threads are joined.
+        py.detach(|| drop(producer));
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::from_secs(60))
+}
