@@ -55,7 +55,7 @@ test-rust: .rust ## Run the Rust tests and doctests (debug build)
 	@$(CARGO) test --workspace --locked --quiet --test wire -- --nocapture packets_on_record \
 		packets_that_decode_agree 2>&1 | grep -oE '[0-9]+ (packets|facts),? [^:{]*' | tee $(LOG)/traces.log
 
-test-python: .postgres .stunnel .promtool .installed-test ## Run the Python tests against the installed wheel
+test-python: .postgres .kafka .stunnel .promtool .installed-test ## Run the Python tests against the installed wheel
 	@mkdir -p $(LOG)
 	@$(PY) -m pytest tests/python tests/scripts tests/docs $(ARGS) 2>&1 | tee $(LOG)/python.log
 
@@ -65,7 +65,7 @@ test-spark: .java .installed-test ## Run the Spark tests against the installed w
 
 # What uses other libraries; their versions are in the header of the log. Without Spark, which
 # `make long` tries.
-test-lowest: .postgres .installed-lowest ## Run the tests of targets, stores, metrics and reading on the lowest versions of libraries
+test-lowest: .postgres .kafka .installed-lowest ## Run the tests of targets, stores, metrics and reading on the lowest versions of libraries
 	@mkdir -p $(LOG)
 	@$(LOWEST_PY) -m pytest $$($(LOWEST_PY) scripts/libraries.py tests) $(ARGS) 2>&1 | tee $(LOG)/lowest.log
 
@@ -237,7 +237,7 @@ bench-spark: .java .installed-test ## Benchmark Spark from outside: time, proces
 bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
+long: .java .postgres .kafka .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ Other
@@ -264,6 +264,16 @@ help: ## List the targets
 
 .postgres:
 	@scripts/require.sh postgres
+
+# The broker of the tests, by Maven.
+.kafka: .java $(STATE)/kafka.stamp
+
+$(STATE)/kafka.stamp: tests/kafka/pom.xml
+	@scripts/require.sh maven
+	@rm -rf $(STATE)/kafka
+	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies \
+		-DoutputDirectory=$(abspath $(STATE))/kafka
+	@touch $@
 
 .stunnel:
 	@scripts/require.sh stunnel
@@ -347,4 +357,4 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp
 
 .PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .kafka .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

@@ -31,6 +31,7 @@ _COMMANDS = ("test_command_rows", "test_command_terminal")
 TESTS = {
     "adbc-driver-postgresql": _TARGETS,
     "click": _COMMANDS,
+    "confluent-kafka": ("test_target_kafka",),
     "deltalake": _TARGETS,
     "duckdb": (*_TARGETS, "test_batches"),
     "obstore": ("test_stores",),

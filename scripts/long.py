@@ -134,7 +134,7 @@ def stages(first_world: int) -> list[Stage]:
                 [*pytest, "tests/python/test_replication_steps.py", "-k", f"{target}-"],
                 {"DCP_STEPS": "50"},
             )
-            for target in ("duckdb", "postgres", "delta", "iceberg", "parquet")
+            for target in ("duckdb", "postgres", "delta", "iceberg", "parquet", "kafka")
         ),
         Stage(
             "tables",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint
+# Usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint
 #        (python: prints the interpreter found)
 #
 # As root on Debian or Ubuntu it installs a JDK, PostgreSQL, stunnel and tshark if missing, and
@@ -73,6 +73,16 @@ require_java() {
     fi
     [ "${major:-0}" -ge 17 ] ||
         stop "Spark needs Java 17 or newer: install openjdk-17-jre-headless, or set JAVA_HOME"
+}
+
+require_maven() {
+    command -v mvn >/dev/null && return
+    if may_install; then
+        echo "dcp_rs: no Maven: installing it with apt-get" >&2
+        apt-get update -qq
+        install_package maven || true
+    fi
+    command -v mvn >/dev/null || stop "no Maven for the Kafka broker of the tests: install maven"
 }
 
 has_postgres() {
@@ -166,6 +176,7 @@ require_actionlint() {
 case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
+maven) require_maven ;;
 python) require_python ;;
 postgres) require_postgres ;;
 stunnel) require_stunnel ;;
@@ -174,5 +185,5 @@ promtool) require_promtool ;;
 deny) require_deny ;;
 mutants) require_mutants ;;
 actionlint) require_actionlint ;;
-*) stop "usage: scripts/require.sh rust | java | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint" ;;
+*) stop "usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint" ;;
 esac

@@ -4,7 +4,7 @@
 # `explain_rollback`, and in `dcp_rs.testing`, `EmbeddedCluster` and its methods, and `Limits`.
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, Final, Generic, Self, TypeVar, final
+from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, final
 
 from dcp_rs._clients import Opened
 from dcp_rs.checkpoint import Position, StoredFilter
@@ -175,6 +175,28 @@ class Client:
 class Pending(Generic[_T]):
     def take(self) -> _T: ...
     def cancel(self) -> None: ...
+
+_Bytes: TypeAlias = tuple[memoryview, memoryview, memoryview]
+
+@final
+class KafkaProducer:
+    def __init__(self, library: str, config: list[tuple[str, str]]) -> None: ...
+    def init(self, timeout: float) -> None: ...
+    def begin(self) -> None: ...
+    def commit(self, timeout: float) -> None: ...
+    def abort(self, timeout: float) -> None: ...
+    def send(
+        self,
+        topic: str,
+        count: int,
+        keys: _Bytes,
+        values: _Bytes,
+        partitions: memoryview,
+        headers: list[tuple[str, memoryview, list[str]]],
+        joined: str | None,
+        timeout: float,
+    ) -> None: ...
+    def close(self) -> None: ...
 
 @final
 class Planner:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 TESTED = {
     "adbc-driver-postgresql": ("1.13", "1.13"),
     "click": ("8.2", "8.5"),
+    "confluent-kafka": ("2.6", "2.16"),
     "deltalake": ("1.6.1", "1.6"),
     "duckdb": ("1.5.1", "2.0"),
     "obstore": ("0.8", "0.12"),
@@ -35,6 +36,7 @@ version that the tests run with."""
 # By the first part of a module's name, if it is another.
 _LIBRARIES = {
     "adbc_driver_postgresql": "adbc-driver-postgresql",
+    "confluent_kafka": "confluent-kafka",
     "opentelemetry": "opentelemetry-api",
     "prometheus_client": "prometheus-client",
 }

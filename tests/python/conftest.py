@@ -207,6 +207,19 @@ def postgres_database(postgres_server):
 
 
 @pytest.fixture(scope="session")
+def kafka_broker():
+    """A Kafka broker for all tests, each of which has topics of its own."""
+    from kafka_broker import Broker
+
+    # Not among what is searched for passwords: it comes and goes.
+    folder = Path(tempfile.mkdtemp(prefix="dcp_rs-"))
+    broker = Broker(folder)
+    yield broker
+    broker.close()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
 def s3_server():
     """An S3 server in a process of its own; gives its address."""
     program = "import sys; from moto.server import main; main(sys.argv[1:])"

@@ -4,6 +4,7 @@ Nothing here reads a stream, or uses `dcp_rs.replication` but for `Stuck`.
 """
 
 import gzip
+import itertools
 import json
 import threading
 from pathlib import Path
@@ -19,6 +20,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 
 import dcp_rs
 from dcp_rs.replication import open_target
+from kafka_broker import headers
 
 ROOT = Path(__file__).parents[2]
 
@@ -232,6 +234,64 @@ class InIceberg(Replica):
         return self.state()["generation"], self.state()["complete_generation"]
 
 
+class InKafka(Replica):
+    """Topics of a name that no other test has."""
+
+    numbers = itertools.count()
+
+    def __init__(self, broker):
+        self.broker, self.name = broker, f"t{next(self.numbers)}"
+        self.port = int(broker.address.rpartition(":")[2])
+        own = f"state={self.name}_states&name={self.name}&partitions=3"
+        self.url = f"kafka://{broker.address}?{own}"
+        self.url_of_many = self.url
+        # Several collections have the same keys.
+        self.url += f"&topic={self.name}&key_format=path"
+
+    def rows(self):
+        return self.rows_of(self.name)
+
+    def rows_of(self, topic):
+        if self.mode == "table":
+            return [self._row(each) for each in self.broker.table(topic).values()]
+        found, about_vbuckets = [], {}
+        for record in self.broker.records(topic):
+            row = self._row(record)
+            if row["op"] in {"rollback", "system_event"}:
+                # In each partition.
+                about_vbuckets[row["vbucket"], row["epoch"], row["op"], row["seqno"]] = row
+            else:
+                found.append(row)
+        return found + list(about_vbuckets.values())
+
+    def _row(self, record):
+        row = headers(record)
+        row["scope"], _, row["collection"] = row.get("collection", "").partition(".")
+        value = record.value()
+        key = (record.key() or b"").removeprefix(f"{row['scope']}.{row['collection']}.".encode())
+        return row | {
+            "key": key.decode(),
+            "value": None if value is None else value.decode("utf-8", "replace"),
+            # All of it is in no column.
+            "_extra": (value or b"").decode("utf-8", "replace"),
+        }
+
+    def reject_rows(self):
+        return self.reject_rows_of(self.name)
+
+    def reject_rows_of(self, topic):
+        name = f"{topic}_rejected"
+        if self.mode == "table":
+            found = self.broker.table(name).values()
+        else:
+            found = self.broker.records(name)
+        rows = [headers(each) | {"key": each.key(), "value": each.value()} for each in found]
+        for row in rows:
+            row["scope"], _, row["collection"] = row["collection"].partition(".")
+            row["key"] = row["key"].removeprefix(b"%d." % row["collection_id"])
+        return rows
+
+
 class OfMany:
     """The tables of a target that has one for each collection.
 
@@ -245,6 +305,12 @@ class OfMany:
         self.options = {"tables": "collection"}
         self.database, self.kind, self.mode = database, kind, mode
         self.url = database.url
+        database.mode = mode
+        # What the names of its tables begin with.
+        self.prefix = ""
+        if kind == "kafka":
+            self.url, self.prefix = database.url_of_many, f"{database.name}."
+            self.options = {"tables": f"{self.prefix}{{scope}}__{{collection}}"}
 
     def names(self):
         """Gives the names of the tables, without those of rejects and of states."""
@@ -254,6 +320,9 @@ class OfMany:
                 " WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
             )
             names = {row["name"] for row in found} - {"dcp_rs_replication"}
+        elif self.kind == "kafka":
+            topics = self.database.broker.topics()
+            names = {each.removeprefix(self.prefix) for each in topics if self.prefix in each}
         elif self.kind == "iceberg":
             catalog = self.database.catalog()
             names = {name for _, name in catalog.list_tables("default")}
@@ -264,6 +333,8 @@ class OfMany:
         return {name for name in names if not name.endswith(("_rejected", ".db"))}
 
     def rows(self, name):
+        if self.kind == "kafka":
+            return self.database.rows_of(self.prefix + name)
         if self.kind in {"duckdb", "postgres"}:
             return self.database.query(f'SELECT * FROM "{name}"')
         if self.kind == "iceberg":
@@ -277,6 +348,8 @@ class OfMany:
 
     def reject_rows(self, name):
         rejected = f"{name}_rejected"
+        if self.kind == "kafka":
+            return self.database.reject_rows_of(self.prefix + name)
         if self.kind in {"duckdb", "postgres"}:
             there = self.database.query(
                 "SELECT 1 AS n FROM information_schema.tables"
@@ -338,6 +411,7 @@ KINDS = {
     "parquet": lambda _, folder: InParquet(folder),
     "iceberg": lambda _, folder: InIceberg(folder),
     "duckdb": lambda _, folder: InDuckDB(folder),
+    "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
 }
 
@@ -345,6 +419,8 @@ KINDS = {
 TABLES = ["duckdb", "postgres", "delta"]
 LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
+# Which dies like the others, and is tried for the rest in a file of its own.
+MORTAL = [*ALL, "kafka-table", "kafka-log"]
 
 
 def make(name, request, folder):

@@ -111,6 +111,7 @@ def test_the_page_has_the_versions_that_are_tested():
 
 USES = {
     "adbc-driver-postgresql": lambda *_: open_target("postgresql://h/d"),
+    "confluent-kafka": lambda *_: open_target("kafka://h:1?topic=t"),
     "deltalake": lambda _, folder: open_target(f"delta://{folder}/t"),
     "duckdb": lambda _, folder: open_target(f"duckdb://{folder}/t"),
     "obstore": lambda *_: dcp_rs.ObjectStore(None, "prefix"),

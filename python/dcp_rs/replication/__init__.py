@@ -94,6 +94,7 @@ _SCHEMES = {
     "delta": _Scheme("delta.DeltaTarget", "delta.DeltaDatabase", "delta"),
     "duckdb": _Scheme("duckdb.DuckDBTarget", "duckdb_database.DuckDBDatabase", "duckdb"),
     "iceberg": _Scheme("iceberg.IcebergTarget", "iceberg.IcebergDatabase", "iceberg"),
+    "kafka": _Scheme("kafka.KafkaTarget", "kafka.KafkaDatabase", "kafka"),
     "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
@@ -109,7 +110,7 @@ def open_target(url: str) -> Target:
         url: `duckdb:///path?table=name`, also with `&value_format=variant`,
             `postgresql://user@host/database?table=name`,
             `delta:///folder`; for logs only `parquet:///folder` and
-            `iceberg:///folder?table=namespace.name`.
+            `iceberg:///folder?table=namespace.name`; `kafka://broker:9092?topic=name`.
 
     Raises:
         ConfigError: The URL does not name a target, or the target's library is too old.
@@ -157,7 +158,7 @@ def _parse(url: str) -> tuple[Address, _Scheme]:
             f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}",
             option="target",
         )
-    if "value_format" in address.options and address.scheme != "duckdb":
+    if "value_format" in address.options and address.scheme not in {"duckdb", "kafka"}:
         raise ConfigError(
             "value_format is an option of duckdb only, because dcp_rs cannot write a "
             f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON",
@@ -365,6 +366,7 @@ def replicate(
         mode,
     )
     written: Tables
+    tables = _template_of(target, tables) or tables
     if tables is None:
         written = _one(target, settings, contract, sample=sample, reload=again)
     else:
@@ -454,6 +456,27 @@ def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
     return replace(base, **given)
 
 
+def _template_of(target: object, tables: object) -> str | None:
+    """Returns the template of the topics that a URL names; `None` if it has none."""
+    if not isinstance(target, str) or not target.startswith("kafka:"):
+        return None
+    topic = Address.parse(target).options.get("topic", "")
+    if "{" not in topic:
+        return None
+    if tables is not None:
+        raise ConfigError(
+            "the topic of the target is a template already: leave out one of them", option="tables"
+        )
+    return topic
+
+
+def _with_columns(contract: Contract, target: Target | Database, mode: str) -> Contract:
+    """Returns a contract for rows with the columns that a target needs."""
+    is_marked = mode == "table" and getattr(target, "marks_deletes", False)
+    deletes = "mark" if is_marked else contract.deletes
+    return replace(contract, deletes=deletes, more=tuple(getattr(target, "columns", ())))
+
+
 def _one(
     target: str | Target | Database,
     settings: Settings,
@@ -471,6 +494,7 @@ def _one(
     _check_members(chosen, _MEMBERS, "Target")
     settings = _checked(chosen, settings)
     _check_nested(chosen, contract)
+    contract = _with_columns(contract, chosen, settings.mode)
     layout = contract.layout(settings.mode)
     columns = _columns(contract, settings, chosen) if contract.is_own else layout
     table = _table(settings, columns, chosen, None)
@@ -500,7 +524,8 @@ def _each(
         if "on_error" in given:
             _checks.word("on_error", given["on_error"], ("reject", "fail"))
         own = _checked(chosen, replace(settings, on_error=given.pop("on_error", settings.on_error)))
-        by_pattern[pattern] = _contract(contract, given, settings.mode), own
+        of_pattern = _contract(contract, given, settings.mode)
+        by_pattern[pattern] = _with_columns(of_pattern, chosen, settings.mode), own
         _check_nested(chosen, by_pattern[pattern][0])
     contracts = [each for each, _ in by_pattern.values()]
     # The stream decodes documents if it can decode all of them alike.

@@ -87,8 +87,18 @@ class Layout:
         key_type: Literal["string", "binary"] = "string",
         deletes: Literal["remove", "mark"] = "remove",
         masks: Masks | None = None,
+        *,
+        more: Sequence[str] = (),
     ) -> Layout:
         """Creates the layout for a mode.
+
+        Args:
+            mode: `table` or `log`.
+            document_schema: Columns of documents.
+            key_type: Type of the column `key`.
+            deletes: What becomes of the row of a removed document.
+            masks: Which fields of documents are masked.
+            more: Other columns of the stream that rows have, `op` included.
 
         Raises:
             ConfigError: The schema is not one, or contradicts the columns.
@@ -113,7 +123,8 @@ class Layout:
                     f'the column "{name}" would appear twice: give a prefix, such as doc_',
                     option="document_schema",
                 )
-        columns = ["op", "key", "value", *_POSITION, *names]
+        others = [name for name in more if name != "op"]
+        columns = ["op", "key", "value", *_POSITION, *others, *names]
         given: dict[str, Any] = {
             # A key that is not UTF-8 would end the stream.
             "key_type": "binary",
@@ -121,7 +132,8 @@ class Layout:
             "document_schema": documents,
         }
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
-        kept = [column for column in columns if column != "op" or mode == "log"]
+        keeps_op = mode == "log" or "op" in more
+        kept = [column for column in columns if column != "op" or keeps_op]
         if mode == "table" and not keeps_text:
             kept.remove("value")
         fields = [read.field(name) for name in kept]

@@ -64,10 +64,10 @@ class Documents(NamedTuple):
         kinds = pc.if_else(is_document, pc.if_else(is_json, 1, 2), 0).cast(pa.uint8())
         found = bytes_of(changes).combine_chunks()
         _, offsets, data = found.buffers()
-        ends = _view(offsets).cast("i")[found.offset : found.offset + len(found) + 1]
+        ends = view_of(offsets).cast("i")[found.offset : found.offset + len(found) + 1]
         if not len(found):
             ends = memoryview(b"\0\0\0\0").cast("i")
-        return cls(ends, _view(data), _view(_array(kinds).buffers()[1])[: len(found)])
+        return cls(ends, view_of(data), view_of(as_array(kinds).buffers()[1])[: len(found)])
 
 
 def bytes_of(changes: pa.Table) -> pa.ChunkedArray:
@@ -78,13 +78,14 @@ def bytes_of(changes: pa.Table) -> pa.ChunkedArray:
     return found
 
 
-def _array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    # An array of its own, that begins at its first buffer's beginning.
+def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
+    """Returns a column as an array of its own, that begins at its first buffer's beginning."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
     return pa.concat_arrays([pa.array([], column.type), *chunks])
 
 
-def _view(buffer: pa.Buffer | None) -> memoryview:
+def view_of(buffer: pa.Buffer | None) -> memoryview:
+    """Returns the bytes of a buffer of PyArrow."""
     return memoryview(b"") if buffer is None else memoryview(buffer).cast("B")
 
 

@@ -60,6 +60,7 @@ class Contract:
         extra: Whether what no column holds has a column.
         nested: What becomes of objects within documents.
         masks: Which fields of documents are masked.
+        more: Other columns of the stream that rows have.
     """
 
     document_schema: str | pa.Schema | DocumentSchema | None = None
@@ -70,6 +71,7 @@ class Contract:
     extra: Literal["drop", "column"] = "drop"
     nested: Nested | None = None
     masks: Masks = field(default_factory=Masks)
+    more: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that the options do not contradict each other.
@@ -184,14 +186,21 @@ class Contract:
         """
         if not self.infers and self.document_schema is not None:
             # Checks the names and types of columns that are given.
-            given = Layout.of(mode, self.document_schema, self.key_type, self.deletes, self.masks)
+            given = self._layout(mode, self.document_schema)
             if not self.is_own:
                 return given
         return self.text_layout(mode)
 
     def text_layout(self, mode: Mode) -> Layout:
         """Returns the layout of a stream that has documents as text."""
-        return Layout.of(mode, None, self.key_type, self.deletes, self.masks)
+        return self._layout(mode, None)
+
+    def _layout(
+        self, mode: Mode, document_schema: str | pa.Schema | DocumentSchema | None
+    ) -> Layout:
+        return Layout.of(
+            mode, document_schema, self.key_type, self.deletes, self.masks, more=self.more
+        )
 
     def decided(self, mode: Mode, decision: Decision | None) -> Layout:
         """Returns the layout of a table for which a decision was made, or none yet."""

@@ -75,6 +75,10 @@ class Target(Protocol):
     true. Once it has caught up, it commits as soon as the stream brings nothing, and a change waits
     for `commit_interval` at most.
 
+    A target whose rows have columns of the stream that others lack, such as `vbuuid`, names them in
+    the attribute `columns`. One that writes something for a document that was removed has the
+    attribute `marks_deletes`, which is true: the rows of its tables are as with `deletes="mark"`.
+
     A target whose tables have schemas of their own is a `GrowingTarget`.
     """
 

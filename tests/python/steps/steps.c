@@ -1,13 +1,14 @@
 /* Kills the process at a chosen step of a commit.
  *
  * A step is a call that others can see the effect of: a write to a regular file, a rename, a sync, or a
- * message to a server on a Unix socket. They are counted while dcp_steps_arm(kill_at) is in force; the
+ * message to a server on a Unix socket, or to the port of dcp_steps_port. They are counted while dcp_steps_arm(kill_at) is in force; the
  * process dies before the step of that number is taken. Loaded with LD_PRELOAD.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
@@ -18,6 +19,7 @@
 #include <unistd.h>
 
 static atomic_int armed;
+static int port;
 static atomic_long seen;
 static atomic_long kill_at = -1;
 
@@ -35,6 +37,11 @@ void dcp_steps_disarm(void)
 long dcp_steps_seen(void)
 {
     return atomic_load(&seen);
+}
+
+void dcp_steps_port(int of)
+{
+    port = of;
 }
 
 static void step(void)
@@ -58,10 +65,14 @@ static void step_on_file(int fd)
 static void step_on_socket(int fd)
 {
     int saved = errno;
-    struct sockaddr name;
+    struct sockaddr_storage name;
     socklen_t size = sizeof name;
-    if (atomic_load(&armed) && getsockname(fd, &name, &size) == 0 && name.sa_family == AF_UNIX)
-        step();
+    if (atomic_load(&armed) && getpeername(fd, (struct sockaddr *)&name, &size) == 0) {
+        if (name.ss_family == AF_UNIX)
+            step();
+        if (name.ss_family == AF_INET && ntohs(((struct sockaddr_in *)&name)->sin_port) == port)
+            step();
+    }
     errno = saved;
 }
 
@@ -89,6 +100,7 @@ ON_FILE(int, ftruncate64, (int fd, off64_t size), (fd, size))
         return NEXT(name) arguments;                   \
     }
 ON_SOCKET(ssize_t, send, (int fd, const void *from, size_t size, int flags), (fd, from, size, flags))
+ON_SOCKET(ssize_t, sendmsg, (int fd, const struct msghdr *from, int flags), (fd, from, flags))
 
 #define ALWAYS(name, parameters, arguments) \
     int name parameters                     \

@@ -13,6 +13,7 @@ import warnings
 
 # What targets import, none of which starts a thread by being imported.
 import adbc_driver_postgresql.dbapi  # noqa: F401
+import confluent_kafka.admin  # noqa: F401
 import deltalake  # noqa: F401
 import duckdb  # noqa: F401
 import pyarrow.compute
@@ -32,8 +33,9 @@ class Counted:
     def __init__(self, inner, kill_at):
         self._inner, self._kill_at = inner, kill_at
         self.close = inner.close
-        if hasattr(inner, "modes"):
-            self.modes, self.takes_rejects = inner.modes, inner.takes_rejects
+        for name in ("modes", "takes_rejects", "columns", "marks_deletes"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
         if hasattr(inner, "widens"):
             self.stored, self.widens = inner.stored, inner.widens
         if hasattr(inner, "fold"):
@@ -62,6 +64,7 @@ class Counted:
 
 
 def replicate(request):
+    _STEPS.dcp_steps_port(request["port"])
     opening = open_database if "tables" in request["options"] else open_target
     target = Counted(opening(request["url"]), request["kill_at"])
     with dcp_rs.connect(

@@ -1,0 +1,238 @@
+"""Rows as the columns of records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dcp_rs.documents import MALFORMED
+from dcp_rs.replication.decoding import as_array, view_of
+from dcp_rs.replication.target import DELETED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dcp_rs.replication.kafka.settings import Settings
+
+HEADERS = (
+    "op",
+    "seqno",
+    "vbuuid",
+    "epoch",
+    "vbucket",
+    "cas",
+    "generation",
+    "collection_id",
+    "collection",
+)
+"""Headers of a record, in the order that one header for all has them."""
+
+JOINED = "dcp"
+"""Name of the one header for all."""
+
+COLUMNS = ("op", "vbuuid")
+"""Columns that rows need beyond those of other targets."""
+
+COLUMNS_OF_ENVELOPE = ("rev", "expiry", "flags")
+"""Columns that the envelope needs too."""
+
+# What librdkafka takes for no header.
+_NONE = -(2**63)
+# More than a record has beside its key and value, with all headers.
+OVERHEAD = 1024
+_TO_ESCAPE = r'["\\\x00-\x1f]'
+
+
+@dataclass(frozen=True)
+class Records:
+    """Columns of records of one topic.
+
+    Attributes:
+        keys: Keys as bytes.
+        values: Values as bytes; null for a tombstone.
+        partitions: Partition of each; -1 for the one of its key.
+        headers: Name, number in each record, and words that these are places of, if there are any.
+    """
+
+    keys: pa.Array
+    values: pa.Array
+    partitions: pa.Array
+    headers: list[tuple[str, pa.Array, list[str]]]
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    def send(self, producer: Any, topic: str, count: int, headers: str, timeout: float) -> None:
+        """Adds them to the transaction."""
+        if not len(self):
+            return
+        numbers = [
+            (name, view_of(numbers.buffers()[1]).cast("q")[: len(self)], words)
+            for name, numbers, words in self.headers
+        ]
+        joined = JOINED if headers == "one" and numbers else None
+        partitions = view_of(self.partitions.buffers()[1]).cast("i")[: len(self)]
+        producer.send(
+            topic,
+            count,
+            _bytes(self.keys),
+            _bytes(self.values),
+            partitions,
+            numbers,
+            joined,
+            timeout,
+        )
+
+    def to_all(self, count: int) -> Records:
+        """Returns them once for each partition."""
+        places = pa.array([row for row in range(len(self)) for _ in range(count)], pa.int64())
+        partitions = pa.array(list(range(count)) * len(self), pa.int32())
+        headers = [
+            (name, as_array(numbers.take(places)), words) for name, numbers, words in self.headers
+        ]
+        return Records(self.keys.take(places), self.values.take(places), partitions, headers)
+
+
+def _bytes(column: pa.Array) -> tuple[memoryview, memoryview, memoryview]:
+    column = as_array(column)
+    _, offsets, data = column.buffers()
+    nulls = as_array(column.is_null().cast(pa.uint8()))
+    return (
+        view_of(offsets).cast("i")[: len(column) + 1],
+        view_of(data),
+        view_of(nulls.buffers()[1])[: len(column)],
+    )
+
+
+def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Settings) -> Records:
+    """Returns rows as records.
+
+    Args:
+        rows: Rows of a commit.
+        documents: The document of each, as bytes.
+        count: Number of the topic's partitions.
+        settings: Options of the target.
+    """
+    is_document = pc.equal(rows["op"], "mutation")
+    if settings.value_format == "envelope":
+        is_row = pc.is_in(rows["op"], pa.array(["rollback", "system_event"]))
+        removed = pc.invert(pc.or_(is_document, is_row))
+        # A log says what happened; a table has a tombstone, for which a compacted topic needs null.
+        with_envelope = (
+            is_document if DELETED in rows.column_names else pc.or_(is_document, removed)
+        )
+        values = pc.if_else(with_envelope, _envelopes(rows, documents), None)
+        values = pc.if_else(is_row, documents, values)
+    else:
+        is_event = pc.equal(rows["op"], "system_event")
+        values = pc.if_else(pc.or_(is_document, is_event), documents, pa.scalar(None, pa.binary()))
+    return Records(
+        as_array(keys_of(rows, settings)),
+        as_array(values.cast(pa.binary())),
+        as_array(partitions_of(rows, count, settings)),
+        headers_of(rows),
+    )
+
+
+def keys_of(rows: pa.Table, settings: Settings) -> pa.ChunkedArray:
+    """Returns the keys of records."""
+    key = rows["key"].cast(pa.binary())
+    if settings.key_format == "key":
+        return key
+    names = [rows[name].cast(pa.binary()) for name in ("scope", "collection")]
+    return pc.binary_join_element_wise(*names, key, b".")
+
+
+def partitions_of(rows: pa.Table, count: int, settings: Settings) -> pa.ChunkedArray | pa.Array:
+    """Returns the partitions of records; -1 for that of the key."""
+    if settings.partition_by == "key":
+        return pa.repeat(pa.scalar(-1, pa.int32()), len(rows))
+    vbucket = rows["vbucket"]
+    return pc.subtract(vbucket, pc.multiply(pc.divide(vbucket, count), count)).cast(pa.int32())
+
+
+def headers_of(
+    rows: pa.Table, names: Sequence[str] = HEADERS
+) -> list[tuple[str, pa.Array, list[str]]]:
+    """Returns the headers of records, of those that the rows have columns for."""
+    found: list[tuple[str, pa.Array, list[str]]] = []
+    for name in names:
+        if name == "collection":
+            column = pc.binary_join_element_wise(rows["scope"], rows["collection"], ".")
+        elif name in rows.column_names:
+            column = rows[name]
+        else:
+            continue
+        words: list[str] = []
+        if pa.types.is_string(column.type):
+            encoded = as_array(column).dictionary_encode()
+            column, words = encoded.indices, encoded.dictionary.to_pylist()
+            # Numbers without words are numbers.
+            words = words or [""]
+        numbers = pc.fill_null(column.cast(pa.int64()), _NONE)
+        found.append((name, as_array(numbers), words))
+    return found
+
+
+def tombstones(found: Sequence[tuple[int, bytes]]) -> Records:
+    """Returns tombstones for keys in partitions."""
+    keys = pa.array([key for _, key in found], pa.binary())
+    partitions = pa.array([partition for partition, _ in found], pa.int32())
+    return Records(keys, pa.nulls(len(keys), pa.binary()), partitions, [])
+
+
+def _envelopes(rows: pa.Table, documents: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns documents in the envelope of the connector's RawJsonWithMetadataSourceHandler."""
+    text = documents.cast(pa.binary())
+    if MALFORMED in rows.column_names and rows[MALFORMED].null_count < len(rows):
+        text = pc.if_else(pc.is_null(rows[MALFORMED]), text, _in_base64(rows[MALFORMED]))
+    members = {
+        "event": _quoted(rows["op"]),
+        "partition": rows["vbucket"],
+        "key": _quoted(rows["key"]),
+        "cas": rows["cas"],
+        "bySeqno": rows["seqno"],
+        "revSeqno": rows["rev"],
+        "expiration": pc.divide(rows["expiry"].cast(pa.int64()), 1_000_000),
+        "flags": rows["flags"],
+        "vbUuid": rows["vbuuid"],
+        "content": text,
+    }
+    parts: list[Any] = []
+    for name, column in members.items():
+        parts.append(("," if parts else "{") + json.dumps(name) + ":")
+        of_text = column.cast(pa.string()).cast(pa.binary()) if column is not text else text
+        default = b"0" if name == "expiration" else b"null"
+        parts.append(pc.fill_null(of_text, pa.scalar(default, pa.binary())))
+    binary = [
+        pa.scalar(part.encode(), pa.binary()) if isinstance(part, str) else part for part in parts
+    ]
+    empty = pa.scalar(b"", pa.binary())
+    return pc.binary_join_element_wise(*binary, pa.scalar(b"}", pa.binary()), empty)
+
+
+def _quoted(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns text as strings of JSON."""
+    column = pc.cast(column, pa.string()) if not pa.types.is_binary(column.type) else column
+    if pa.types.is_binary(column.type):
+        texts = [
+            None if each is None else each.decode("utf-8", "replace") for each in column.to_pylist()
+        ]
+        column = pa.chunked_array([pa.array(texts, pa.string())])
+    if pc.any(pc.match_substring_regex(column, _TO_ESCAPE)).as_py():
+        texts = [None if each is None else json.dumps(each) for each in column.to_pylist()]
+        return pa.chunked_array([pa.array(texts, pa.string())])
+    return pc.binary_join_element_wise('"', column, '"', "")
+
+
+def _in_base64(column: pa.ChunkedArray) -> pa.Array:
+    from base64 import b64encode
+
+    return pa.array(
+        [None if each is None else b'"%s"' % b64encode(each) for each in column.to_pylist()],
+        pa.binary(),
+    )

@@ -1,0 +1,194 @@
+"""Transactions of a Kafka target."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from dcp_rs import _dcp_rs
+from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError, DcpError
+from dcp_rs.replication.kafka.broker import Broker, Topic, library
+from dcp_rs.replication.kafka.records import Records
+from dcp_rs.replication.state import State
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from dcp_rs.replication.kafka.settings import Settings
+
+_FORMAT = "dcp_rs.kafka"
+_VERSION = 1
+# Seconds.
+_INIT = 30.0
+_SEND = 60.0
+_COMMIT = 60.0
+_ABORT = 5.0
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What the topic of states has about a topic.
+
+    Attributes:
+        name: What tells its replication from others.
+        uuid: ID of the topic.
+        partitions: How many partitions it had.
+        collections: Collections that it has documents of.
+        state: The state.
+    """
+
+    name: str
+    uuid: str
+    partitions: int
+    collections: tuple[str, ...]
+    state: State
+
+    def to_json(self) -> str:
+        """Returns the document to store."""
+        head = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            "name": self.name,
+            "topic_id": self.uuid,
+            "partitions": self.partitions,
+            "collections": self.collections,
+        }
+        return f'{json.dumps(head)[:-1]}, "state": {self.state.to_json()}}}'
+
+    @classmethod
+    def from_json(cls, text: bytes, topic: str) -> Stored:
+        """Reads a document.
+
+        Raises:
+            CheckpointError: It is damaged, or of a newer release.
+        """
+        try:
+            found = json.loads(text)
+            is_ours = found["format"] == _FORMAT and found["version"] <= _VERSION
+            state = State.from_json(json.dumps(found["state"])) if is_ours else None
+            stored = partial(
+                cls,
+                found["name"],
+                found["topic_id"],
+                int(found["partitions"]),
+                tuple(found["collections"]),
+            )
+        except CheckpointError:
+            raise
+        except (ValueError, TypeError, KeyError) as error:
+            raise CheckpointError(
+                f"the state of topic {topic} is damaged ({type(error).__name__}): write to a new"
+                " topic"
+            ) from error
+        if state is None:
+            raise CheckpointError(
+                f"the state of topic {topic} is of another program or a newer release"
+            )
+        return stored(state)
+
+
+class Session:
+    """A transactional producer with the states of its topics.
+
+    Args:
+        settings: Options of the target.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._library = library()
+        self.broker = Broker(settings)
+        self.states: dict[str, Stored] = {}
+        self._producer: Any = None
+        self._topic: Topic | None = None
+
+    def open(self) -> None:
+        """Fences other processes, and reads the states that they have left.
+
+        Raises:
+            ConfigError: An option of librdkafka is wrong, or the topic of states has another use.
+            ConnectError: No broker answers.
+        """
+        if self._producer is not None:
+            return
+        producer = _dcp_rs.KafkaProducer(self._library, list(self._options().items()))
+        try:
+            self.broker.check()
+            self._topic = self.broker.make(self.settings.state, is_compacted=True, partitions=1)
+            with self._explained():
+                producer.init(_INIT)
+            # After that, no other process adds any.
+            self.states = {
+                record.key().decode(): Stored.from_json(record.value(), record.key().decode())
+                for record in self._newest(self._topic)
+            }
+        except BaseException:
+            producer.close()
+            raise
+        self._producer = producer
+
+    def _options(self) -> dict[str, str]:
+        return self.settings.producer | {"message.max.bytes": str(self.settings.message_bytes)}
+
+    def _newest(self, topic: Topic) -> Iterable[Any]:
+        found = {record.key(): record for record in self.broker.records(topic) if record.key()}
+        return [record for record in found.values() if record.value() is not None]
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Says what an error of the producer is about."""
+        try:
+            yield
+        except ConcurrentWriterError as error:
+            raise ConcurrentWriterError(
+                f"another process writes as {self.settings.transactional_id}, or a transaction took"
+                f" longer than transaction.timeout.ms: {error}. Let one process write, or give"
+                " another name in the option target, and start it again"
+            ) from None
+        except ConfigError:
+            raise
+        except DcpError as error:
+            error.args = (f"{self.settings.transactional_id}: {error} (option target)",)
+            raise
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Commits what is sent in the block, or nothing."""
+        producer = self._producer
+        with self._explained():
+            try:
+                producer.begin()
+                yield self
+                producer.commit(_COMMIT)
+            except BaseException:
+                with contextlib.suppress(DcpError):
+                    producer.abort(_ABORT)
+                raise
+
+    def send(self, topic: Topic, records: Records) -> None:
+        """Adds records to the transaction."""
+        records.send(self._producer, topic.name, topic.partitions, self.settings.headers, _SEND)
+
+    def save(self, states: dict[str, Stored | None]) -> None:
+        """Adds states of topics to the transaction; `None` for those that are gone."""
+        if self._topic is None:
+            raise AssertionError("the session is open")
+        texts = [None if stored is None else stored.to_json() for stored in states.values()]
+        records = Records(
+            pa.array([name.encode() for name in states], pa.binary()),
+            pa.array([None if text is None else text.encode() for text in texts], pa.binary()),
+            pa.array([0] * len(states), pa.int32()),
+            [],
+        )
+        self.send(self._topic, records)
+
+    def close(self) -> None:
+        """Closes the producer."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
