@@ -14,7 +14,7 @@ lock() {
 lock build --group build
 lock release --group release
 lock demo --extra demo
-lock test --extra polars --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --group test --group docs
+lock test --extra polars --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra kafka --extra object-store --group test --group docs
 # Versions of PySpark other than that, and all else as in the file above.
 pinned=$(mktemp)
 trap 'rm -f "$pinned"' EXIT
