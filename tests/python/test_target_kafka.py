@@ -174,13 +174,29 @@ def test_each_collection_has_a_topic_by_the_template_of_the_url(cluster, kafka_b
     assert values(kafka_broker, f"{topic}._default.air") == {}
 
 
-def test_the_topic_of_a_dropped_collection_can_go(cluster, kafka_broker, topic):
+def test_the_topic_of_a_dropped_collection_can_go(cluster, kafka_broker, topic, monkeypatch):
     cluster.create_collection("_default.air")
     cluster.upsert("a", {}, collection="_default.air")
     tables = {"*.*": f"{topic}.{{collection}}"}
     url = kafka_broker.url("", name=topic).replace("topic=&", "")
     replicate(cluster, url, tables=tables, on_drop="drop")
     assert f"{topic}.air" in kafka_broker.topics()
+    cluster.drop_collection("_default.air")
+    save = sessions.Session.save
+
+    def interrupted(self, states):
+        if None in states.values():
+            raise KeyboardInterrupt
+        save(self, states)
+
+    monkeypatch.setattr(sessions.Session, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replicate(cluster, url, tables=tables, on_drop="drop")
+    monkeypatch.setattr(sessions.Session, "save", save)
+    cluster.create_collection("_default.air")
+    cluster.upsert("b", {}, collection="_default.air")
+    replicate(cluster, url, tables=tables, on_drop="drop")
+    assert set(values(kafka_broker, f"{topic}.air")) == {b"b"}
     cluster.drop_collection("_default.air")
     replicate(cluster, url, tables=tables, on_drop="drop")
     assert f"{topic}.air" not in kafka_broker.topics()

@@ -225,11 +225,12 @@ class KafkaTarget:
 
     def drop(self) -> None:
         """Removes the topic, its rejects and its state."""
+        # The state last: a topic without one is taken for that of others.
+        self._session.broker.remove(self.name)
+        self._session.broker.remove(f"{self.name}{SUFFIX}")
         with self._session.transaction():
             self._session.save({self.name: None})
         self._session.states.pop(self.name, None)
-        self._session.broker.remove(self.name)
-        self._session.broker.remove(f"{self.name}{SUFFIX}")
 
     def stored(self, state: State) -> Stored:
         """Returns what to store with a state."""
