@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from dcp_rs._listener import Answer, Listener
+from dcp_rs.cli import _pipeline
 from dcp_rs.cli._systemd import Systemd
 from lag import until
 
@@ -134,6 +135,18 @@ def test_the_manifest_has_one_writer_with_few_rights():
     assert kustomization["images"][0]["name"] == container["image"]
 
 
+@pytest.mark.parametrize("path", DEPLOY.glob("*/pipeline.toml"), ids=lambda path: path.parent.name)
+def test_the_pipelines_are_such(path, tmp_path, monkeypatch):
+    (tmp_path / "password").write_text("secret")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    here = tmp_path / "pipeline.toml"
+    secrets = "/etc/dcp-rs-secrets/password"
+    here.write_text(path.read_text().replace(secrets, str(tmp_path / "password")))
+    given = _pipeline.given_in(here)
+    assert given["listen"].endswith(":9108")
+    assert (given["log_format"], given["connection"].bucket) == ("json", None)
+
+
 def test_the_files_agree_on_the_command_the_port_and_the_user():
     containerfile = (DEPLOY / "Containerfile").read_text()
     (command,) = re.findall(r"^CMD (.*)$", containerfile, re.MULTILINE)
@@ -142,9 +155,6 @@ def test_the_files_agree_on_the_command_the_port_and_the_user():
     assert "USER 10001:10001" in containerfile
     (manifest,) = yaml.safe_load_all((DEPLOY / "kubernetes/deployment.yaml").read_text())
     assert manifest["spec"]["template"]["spec"]["securityContext"]["runAsUser"] == 10001
-    for path in DEPLOY.glob("*/pipeline.toml"):
-        pipeline = tomllib.loads(path.read_text())
-        assert pipeline["replicate"]["listen"].endswith(":9108"), path
     extras = re.findall(r"^ARG EXTRAS=(.*)$", containerfile, re.MULTILINE)[0].split(",")
     project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
     assert set(extras) <= set(project["optional-dependencies"])
