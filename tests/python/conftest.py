@@ -256,3 +256,13 @@ def s3_bucket(s3_server):
     name = f"test-{next(_buckets)}"
     with urllib.request.urlopen(urllib.request.Request(f"{s3_server}/{name}", method="PUT")):
         return {"endpoint": s3_server, "bucket": name}
+
+
+@pytest.fixture
+def stored(s3_bucket):
+    """An empty bucket behind a proxy that fails requests once it is told to."""
+    from faulty_proxy import Faults
+    from replicas import Stored
+
+    with contextlib.closing(Faults(s3_bucket["endpoint"])) as faults:
+        yield Stored(s3_bucket, faults)

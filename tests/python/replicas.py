@@ -11,6 +11,8 @@ from pathlib import Path
 
 import deltalake
 import duckdb
+import obstore
+import polars as pl
 import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +21,7 @@ from psycopg.types.string import TextLoader
 from pyiceberg.catalog.sql import SqlCatalog
 
 import dcp_rs
+import stores
 from dcp_rs.replication import open_target
 from kafka_broker import headers
 
@@ -95,6 +98,7 @@ class Replica:
     """A target of a test, and what is in it."""
 
     mode = "table"
+    storage_options = None
 
     def rows(self, columns="*"):
         return self.query(f"SELECT {columns} FROM documents")
@@ -164,7 +168,7 @@ class InDelta(Replica):
         return self._rows_of(folder) if folder.exists() else []
 
     def _rows_of(self, folder):
-        table = deltalake.DeltaTable(str(folder))
+        table = deltalake.DeltaTable(str(folder), storage_options=self.storage_options)
         if not table.file_uris():
             return []
         query = deltalake.QueryBuilder().register("replica", table)
@@ -179,6 +183,78 @@ class InDelta(Replica):
 
     def make_another(self):
         deltalake.write_deltalake(str(self.folder), pa.table({"value": [1]}))
+
+
+class Stored:
+    """Where in S3 a replica is: `replicate` is given a proxy that fails requests.
+
+    Args:
+        place: What the fixture `s3_bucket` gives.
+        faults: The proxy, a `faulty_proxy.Faults`.
+    """
+
+    def __init__(self, place, faults):
+        self.place, self.faults = place, faults
+
+    def options(self, endpoint):
+        return {
+            "aws_access_key_id": "test",
+            "aws_secret_access_key": "canary-8f1c2e of storage",
+            "aws_region": "us-east-1",
+            "aws_endpoint_url": endpoint,
+            "aws_allow_http": "true",
+        }
+
+    @property
+    def to_write(self):
+        return self.options(self.faults.url)
+
+    @property
+    def to_read(self):
+        return self.options(self.place["endpoint"])
+
+    def objects(self, prefix):
+        """Gives the names of all objects below a prefix."""
+        found = obstore.list(stores.s3(self.place), prefix)
+        return [each["path"] for page in found for each in page]
+
+
+class InStoredDelta(InDelta):
+    def __init__(self, stored):
+        self.stored, self.storage_options = stored, stored.to_read
+        self.folder = f"s3://{stored.place['bucket']}/lake/delta"
+        self.url = f"delta+{self.folder}"
+
+    def delta(self):
+        return deltalake.DeltaTable(self.folder, storage_options=self.storage_options)
+
+    def reject_rows(self):
+        there = self.stored.objects("lake/delta_rejected/_delta_log")
+        return self._rows_of(f"{self.folder}_rejected") if there else []
+
+    def state(self):
+        version = self.delta().transaction_version("dcp_rs.replication")
+        path = f"lake/delta/_dcp_rs/{version}.json"
+        return json.loads(bytes(obstore.get(stores.s3(self.stored.place), path).bytes()))
+
+    def readers(self):
+        return {
+            "deltalake": self.rows,
+            "polars": lambda: pl.read_delta(
+                self.folder, storage_options=self.storage_options
+            ).to_dicts(),
+        }
+
+    def unnamed(self):
+        """Gives the files that no version names."""
+        found = set()
+        for folder in ("lake/delta", "lake/delta_rejected"):
+            log = [each for each in self.stored.objects(f"{folder}/_delta_log") if "json" in each]
+            store = stores.s3(self.stored.place)
+            named = "".join(bytes(obstore.get(store, each).bytes()).decode() for each in log)
+            files = [each for each in self.stored.objects(folder) if each.endswith(".parquet")]
+            found |= {each for each in files if each.rpartition("/")[2] not in named}
+        return found
 
 
 class InParquet(Replica):
@@ -301,6 +377,8 @@ class OfMany:
         mode: Mode of the tables.
     """
 
+    storage_options = None
+
     def __init__(self, database, kind, mode):
         self.options = {"tables": "collection"}
         self.database, self.kind, self.mode = database, kind, mode
@@ -401,6 +479,8 @@ def replicate(cluster, target, **options):
     if isinstance(target, OfMany):
         options = target.options | options
     if isinstance(target, Replica | OfMany):
+        if isinstance(target, Replica) and target.storage_options is not None:
+            options = {"storage_options": target.stored.to_write} | options
         options, target = {"mode": target.mode} | options, target.url
     with cluster.connect() as client:
         return dcp_rs.replicate(client, target, **({"once": True} | options))
@@ -413,14 +493,16 @@ KINDS = {
     "duckdb": lambda _, folder: InDuckDB(folder),
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
+    "stored_delta": lambda request, _: InStoredDelta(request.getfixturevalue("stored")),
 }
 
 
 TABLES = ["duckdb", "postgres", "delta"]
 LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
-# Which dies like the others, and is tried for the rest in a file of its own.
-MORTAL = [*ALL, "kafka-table", "kafka-log"]
+STORED = ["stored_delta-table", "stored_delta-log"]
+# Which die like the others, and are tried for the rest in files of their own.
+MORTAL = [*ALL, "kafka-table", "kafka-log", *STORED]
 
 
 def make(name, request, folder):

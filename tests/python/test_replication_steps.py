@@ -43,9 +43,17 @@ def writer(tmp_path_factory):
                 "url": replica.url,
                 "kill_at": kill_at,
                 "port": getattr(getattr(replica, "database", replica), "port", 0),
-                "options": {"mode": replica.mode, "commit_rows": 60, "commit_interval": 60.0}
+                "options": {
+                    "mode": replica.mode,
+                    # A commit to storage takes many requests.
+                    "commit_rows": 60 if replica.storage_options is None else 400,
+                    "commit_interval": 60.0,
+                }
                 | (replica.options if isinstance(replica, replicas.OfMany) else {}),
             }
+            if replica.storage_options is not None:
+                request["storage_options"] = replica.stored.to_write
+                request["port"] = replica.stored.faults.port
             process.stdin.write(json.dumps(request) + "\n")
             process.stdin.flush()
             return json.loads(process.stdout.readline())
@@ -101,6 +109,16 @@ def _compact(replica):
     return False
 
 
+def _delete_stored_rows(replica):
+    replica.delta().delete("vbucket = 1")
+    return True
+
+
+def _compact_stored(replica):
+    replica.delta().optimize.compact()
+    return False
+
+
 def _vacuum(replica):
     table = deltalake.DeltaTable(str(replica.folder))
     table.vacuum(0, dry_run=False, enforce_retention_duration=False)
@@ -149,6 +167,7 @@ EDITS = {
     "iceberg": [_roll_back, _delete_iceberg_rows],
     "kafka": [_remove_topic],
     "parquet": [_remove_newest_files, _remove_a_file],
+    "stored_delta": [_delete_stored_rows, _compact_stored],
 }
 
 
@@ -222,10 +241,12 @@ def test_the_tables_of_a_bucket_equal_it_whichever_step_their_writer_dies_at(
 def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
     cluster, writer, request, tmp_path, kind
 ):
-    kills = int(os.environ.get("DCP_STEPS", "3"))
+    kills = int(os.environ.get("DCP_STEPS", "1" if kind in replicas.STORED else "3"))
     seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
     chance = random.Random(seed)
     replica = replicas.make(kind, request, tmp_path)
+    if kind in replicas.STORED:
+        replica.stored.faults.set(one_in=20)
     trouble = Trouble(cluster, seed)
     for _ in range(100):
         trouble.write()
@@ -258,5 +279,8 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
         assert edited or run["generation"] == before, (story, "loaded anew for nothing")
         # Of both, since a run that died had some of the work.
         steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
+    if kind in replicas.STORED:
+        assert replica.unnamed() == set(), story
+        assert sum(replica.stored.faults.set().values()) > 0
     assert trouble.written.documents(), "something is left to compare"
     assert trouble.written.rejects(), "and rejects"

@@ -38,6 +38,15 @@ _BUSIEST = 3
 
 _TABLE_OPTIONS = (
     click.option(
+        "--storage-option",
+        "storage_options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=lambda _context, _option, given: _to_mapping(given),
+        help="An option of the object storage or the catalog, such as aws_region=eu-west-1; once"
+        " for each. Keep secrets in the environment, where other users do not see them.",
+    ),
+    click.option(
         "--tables",
         metavar="TEMPLATE",
         help="A table for each collection: `collection` for {scope}__{collection}, or another"
@@ -233,6 +242,17 @@ def as_given(options: Mapping[str, Any]) -> dict[str, Any]:
     if "reload" in found:
         found["reload"] = _to_reload(found["reload"])
     return found
+
+
+def _to_mapping(given: tuple[str, ...]) -> dict[str, str] | None:
+    """Parses options of a storage; `None` if there are none."""
+    found: dict[str, str] = {}
+    for each in given:
+        name, equals, value = each.partition("=")
+        if not name or not equals:
+            raise click.BadParameter("write KEY=VALUE")  # The text may be a secret.
+        found[name] = value
+    return found or None
 
 
 def _to_reload(text: str) -> set[int] | dict[str, None]:

@@ -19,6 +19,7 @@ library of a target when the target is created.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from importlib import import_module
@@ -36,7 +37,7 @@ from dcp_rs.replication.target import Address, Commit, Database, GrowingTarget, 
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     import pyarrow as pa
 
@@ -98,25 +99,30 @@ _SCHEMES = {
     "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
+# Those whose tables can be in object storage or behind a catalog.
+_STORED = ("delta", "parquet", "iceberg")
 _MEMBERS = ("modes", "open", "commit", "close")
 _MEMBERS_TO_GROW = ("stored", "widens")
 _MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")
 
 
-def open_target(url: str) -> Target:
+def open_target(url: str, storage_options: Mapping[str, str] | None = None) -> Target:
     """Creates the target for a URL.
 
     Args:
         url: `duckdb:///path?table=name`, also with `&value_format=variant`,
             `postgresql://user@host/database?table=name`,
             `delta:///folder`; for logs only `parquet:///folder` and
-            `iceberg:///folder?table=namespace.name`; `kafka://broker:9092?topic=name`.
+            `iceberg:///folder?table=namespace.name`; `kafka://broker:9092?topic=name`. In object
+            storage, `delta+s3://bucket/path` and `parquet+s3://bucket/path`, also with `gs`, `az`
+            and `abfss`.
+        storage_options: As for `replicate`.
 
     Raises:
         ConfigError: The URL does not name a target, or the target's library is too old.
         ImportError: The target's library is not installed; the text names the extra to install.
     """
-    address, scheme = _parse(url)
+    address, scheme = _parse(url, storage_options)
     if "{" in address.options.get("table", ""):
         raise ConfigError(
             "the table of the URL is one table, whose name has no braces: name those of several"
@@ -127,18 +133,19 @@ def open_target(url: str) -> Target:
     return target
 
 
-def open_database(url: str) -> Database:
+def open_database(url: str, storage_options: Mapping[str, str] | None = None) -> Database:
     """Creates the place of several tables for a URL.
 
     Args:
         url: As for `open_target`, without `table`; for Delta, Iceberg and Parquet, the folder of
             the tables.
+        storage_options: As for `replicate`.
 
     Raises:
         ConfigError: The URL does not name a place for several tables, or the library is too old.
         ImportError: The target's library is not installed; the text names the extra to install.
     """
-    address, scheme = _parse(url)
+    address, scheme = _parse(url, storage_options)
     if "table" in address.options:
         raise ConfigError(
             "names one table, and the tables of several collections are named by a template:"
@@ -149,10 +156,10 @@ def open_database(url: str) -> Database:
     return database
 
 
-def _parse(url: str) -> tuple[Address, _Scheme]:
+def _parse(url: str, storage_options: Mapping[str, str] | None) -> tuple[Address, _Scheme]:
     """Returns the parts of a target's URL, and what writes to it."""
     _checks.text("target", url)
-    address = Address.parse(url)
+    address = replace(Address.parse(url), storage_options=_strings(storage_options))
     if address.scheme not in _SCHEMES:
         raise ConfigError(
             f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}",
@@ -165,8 +172,35 @@ def _parse(url: str) -> tuple[Address, _Scheme]:
             option="target",
         )
     scheme = _SCHEMES[address.scheme]
+    if address.storage and address.scheme not in _STORED:
+        raise ConfigError(
+            f"{address.scheme} has no tables in {address.storage}: only"
+            f" {', '.join(_STORED)} have a + in their URLs",
+            option="target",
+        )
+    if address.storage_options and not (address.storage or address.is_catalog):
+        raise ConfigError(
+            "is for object storage and catalogs, such as delta+s3://bucket/path: leave it out",
+            option="storage_options",
+        )
     require_pyarrow("a target", scheme.extra)
     return address, scheme
+
+
+def _strings(options: object) -> dict[str, str]:
+    """Returns options of a storage, whose values are never shown."""
+    if options is None:
+        return {}
+    if not isinstance(options, Mapping):
+        raise ConfigError("must be a mapping of names to text", option="storage_options")
+    for name, value in options.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ConfigError(
+                f"must have text for each name, and {str(name)!r} has a"
+                f" {type(value).__name__}: write it as text",
+                option="storage_options",
+            )
+    return dict(options)
 
 
 def _class(path: str) -> Any:
@@ -179,6 +213,7 @@ def replicate(
     client: Client,
     target: str | Target | Database,
     *,
+    storage_options: Mapping[str, str] | None = None,
     mode: Literal["table", "log"] = "table",
     tables: str | Mapping[str, str | Mapping[str, Any]] | None = None,
     on_drop: Literal["empty", "drop", "keep"] = "empty",
@@ -221,6 +256,9 @@ def replicate(
             unavailable, it retries for up to the client's `retry_timeout`.
         target: Where to write, as a URL or a `dcp_rs.replication.Target`; with `tables`, a
             `dcp_rs.replication.Database`.
+        storage_options: Options of the object storage, as obstore and deltalake name them, such as
+            `aws_region`, or properties of the catalog, as pyiceberg names them. What is missing
+            comes from the environment. They are never shown.
         mode: `table` has a row for each document. `log` has a row for each change, including
             rollbacks and collection events.
         tables: Names of the tables, to have one for each collection: `collection` for
@@ -368,9 +406,16 @@ def replicate(
     written: Tables
     tables = _template_of(target, tables) or tables
     if tables is None:
-        written = _one(target, settings, contract, sample=sample, reload=again)
+        written = _one(
+            _opened(target, storage_options, open_target),
+            settings,
+            contract,
+            sample=sample,
+            reload=again,
+        )
     else:
-        written = _each(target, tables, settings, contract, sample=sample, reload=again)
+        place = _opened(target, storage_options, open_database)
+        written = _each(place, tables, settings, contract, sample=sample, reload=again)
     health = Health(client.bucket_name, client.options.name, hung_after)
     try:
         with nullcontext() if listen is None else _listening(listen, health):
@@ -477,8 +522,23 @@ def _with_columns(contract: Contract, target: Target | Database, mode: str) -> C
     return replace(contract, deletes=deletes, more=tuple(getattr(target, "columns", ())))
 
 
+def _opened(
+    target: Any,
+    storage_options: Mapping[str, str] | None,
+    opening: Callable[[str, Mapping[str, str] | None], Any],
+) -> Any:
+    """Returns the target of a URL, or one that is opened already."""
+    if isinstance(target, str):
+        return opening(target, storage_options)
+    if storage_options is not None:
+        raise ConfigError(
+            "is for the URL of a target: give it to open_target", option="storage_options"
+        )
+    return target
+
+
 def _one(
-    target: str | Target | Database,
+    target: Target | Database,
     settings: Settings,
     contract: Contract,
     *,
@@ -490,7 +550,7 @@ def _one(
 
     if settings.on_drop != "empty":
         raise ConfigError("applies to a table for each collection: set tables", option="on_drop")
-    chosen = cast("Target", open_target(target) if isinstance(target, str) else target)
+    chosen = cast("Target", target)
     _check_members(chosen, _MEMBERS, "Target")
     settings = _checked(chosen, settings)
     _check_nested(chosen, contract)
@@ -502,7 +562,7 @@ def _one(
 
 
 def _each(
-    target: str | Target | Database,
+    target: Target | Database,
     tables: object,
     settings: Settings,
     contract: Contract,
@@ -515,7 +575,7 @@ def _each(
     from dcp_rs.replication.tables import TablePerCollection
 
     names = TableNames.of(tables)
-    chosen = cast("Database", open_database(target) if isinstance(target, str) else target)
+    chosen = cast("Database", target)
     _check_members(chosen, _MEMBERS_OF_DATABASE, "Database")
     settings = _checked(chosen, settings)
     by_pattern: dict[str, tuple[Contract, Settings]] = {}
@@ -617,5 +677,5 @@ def _check_members(target: object, members: tuple[str, ...], protocol: str) -> N
 
 def _extra_of(target: object) -> str:
     """Returns the extra that brings what a target needs."""
-    scheme = target.partition(":")[0] if isinstance(target, str) else ""
+    scheme = target.partition(":")[0].partition("+")[0] if isinstance(target, str) else ""
     return _SCHEMES[scheme].extra if scheme in _SCHEMES else "arrow"

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
-from dcp_rs.replication.delta_states import STATES, DeltaStates
-from dcp_rs.replication.delta_table import DeltaTable
-from dcp_rs.replication.folder import FolderOfTables
+from dcp_rs.replication.delta_states import STATES, DeltaStates, StoredStates
+from dcp_rs.replication.delta_table import RANDOM_BITS, DeltaTable
+from dcp_rs.replication.folder import FolderOfTables, StoredTables
+from dcp_rs.replication.storage import Objects, Storage
 from dcp_rs.replication.target import IDENTITY, check_use, overtaken
 
 if TYPE_CHECKING:
@@ -20,51 +22,69 @@ if TYPE_CHECKING:
 
     from dcp_rs.replication.delta_rejects import DeltaRejects
     from dcp_rs.replication.state import Mode, State
+    from dcp_rs.replication.storage import Found
     from dcp_rs.replication.target import Address, Commit
+
+_log = logging.getLogger("dcp_rs.replication")
+# Tables for which a warning was logged.
+_warned: set[str] = set()
 
 APPLICATION = "dcp_rs.replication"
 """Name of the transactions."""
-# The version of a transaction is the number of the commit and this many random bits: an attempt
-# that came to nothing leaves a document that no other attempt writes over.
-_RANDOM_BITS = 20
 _SAME = " AND ".join(f"t.{name} = s.{name}" for name in IDENTITY)
 
 
 class DeltaTarget:
-    """A Delta table in a folder of a file system.
+    """A Delta table in a folder of a file system, or in object storage.
 
     Each commit has a transaction of the application `dcp_rs.replication`. Its version names the
     document in the folder `_dcp_rs` of the table that holds the state, and that was written and
     synced before. Rejects are in the table `<folder>_rejected`.
 
+    On a file system, a commit locks the table. In object storage, each start makes a commit without
+    rows: it fails those that another process has begun, whose files are then removed.
+
     Args:
-        folder: Folder of the table; created if it does not exist.
+        folder: Folder of the table, or its location in object storage; created if it does not
+            exist.
 
     Raises:
-        ConfigError: deltalake takes the folder for another.
+        ConfigError: deltalake takes the folder for another, or the location is wrong.
         ImportError: deltalake is not installed.
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
     takes_rejects: ClassVar[bool] = True
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self._table = DeltaTable(os.fspath(folder), APPLICATION)
-        if self._table.folder is None:
-            raise ConfigError("must be a folder: object stores are not supported", option="target")
-        self._folder: Path = self._table.folder
-        self._states = DeltaStates(self._folder)
+    def __init__(self, folder: str | os.PathLike[str] | Storage) -> None:
+        self._storage = folder if isinstance(folder, Storage) else None
+        if isinstance(folder, Storage):
+            objects = Objects(folder)
+            self._table = DeltaTable(folder.url, APPLICATION, folder.options, objects=objects)
+            self._states: DeltaStates = StoredStates(objects)
+        else:
+            self._table = DeltaTable(os.fspath(folder), APPLICATION)
+            if self._table.folder is None:
+                raise ConfigError(
+                    "must be a folder: write delta+s3://bucket/path for object storage",
+                    option="target",
+                )
+            self._states = DeltaStates(self._table.folder)
+        # Version of the last transaction.
+        self._transaction: int | None = None
         self._rejects: DeltaRejects | None = None
         # Whether the rows are not what the state says, and the next commit replaces them.
         self._is_moved = False
 
     @classmethod
     def at(cls, address: Address) -> DeltaTarget:
-        """Creates the target for `delta:///folder`.
+        """Creates the target for `delta:///folder` or `delta+s3://bucket/path`.
 
         Raises:
             ConfigError: There is no folder, or an option.
         """
+        if address.storage:
+            return cls(Storage.of(address))
         address.allow()
         return cls(address.local_path("the table's folder", "delta:///folder"))
 
@@ -73,7 +93,9 @@ class DeltaTarget:
         from dcp_rs.replication.delta_rejects import DeltaRejects
 
         self._table.is_log = mode == "log"
-        self._rejects = DeltaRejects(self._folder, is_log=mode == "log")
+        if self._storage is not None:
+            prepare(self._storage)
+        self._rejects = DeltaRejects(self._place, is_log=mode == "log")
         self._rejects.open()
         if not self._table.find():
             self._check_place()
@@ -81,21 +103,31 @@ class DeltaTarget:
         transaction = self._table.version()
         self._table.check(schema)
         self._table.refused(schema.empty_table())
-        state = None if transaction is None else self._load(transaction)
+        state = None if not _number(transaction) else self._load(transaction or 0)
+        if state is None and not self._table.is_empty:
+            raise ConfigError(
+                f"table {self._table.location} has rows that dcp_rs did not write: use another",
+                option="target",
+            )
         check_use(state, schema, mode)
         self._table.widen(schema)
+        self._transaction = transaction
+        if self._storage is not None:
+            self._claim(state)
         self._table.clean()
         self._rejects.settle(state)
         if state is None or transaction is None:
             return None
         self._is_moved = bool(state.moved)
         # Numbers of commits go on from the newest, even if the state is that of an older one.
-        return replace(state, commits=transaction >> _RANDOM_BITS)
+        return replace(state, commits=transaction >> RANDOM_BITS)
 
     def stored(self) -> State | None:
         """See `dcp_rs.replication.GrowingTarget.stored`."""
+        if self._storage is not None:
+            self._storage.probe()
         transaction = self._table.version() if self._table.find() else None
-        if transaction is None:
+        if transaction is None or not _number(transaction):
             return None
         return self._states.read(transaction) or self._states.newest()
 
@@ -103,19 +135,30 @@ class DeltaTarget:
         """See `dcp_rs.replication.GrowingTarget.widens`."""
         return False
 
+    @property
+    def _place(self) -> Path | Storage:
+        place = self._storage or self._table.folder
+        if place is None:
+            raise AssertionError("it is in a folder or in object storage")
+        return place
+
     def _check_place(self) -> None:
         """Checks that a table can be made in the folder without harm to files of others."""
-        if any((each / "_delta_log").exists() for each in self._folder.parents):
+        if self._storage is not None:
+            _check_objects(self._storage)
+            return
+        folder = self._table.folder
+        if folder is None:
+            raise AssertionError("it is a folder")
+        if any((each / "_delta_log").exists() for each in folder.parents):
             raise ConfigError(
-                f"folder {self._folder} is inside another Delta table, whose VACUUM would "
+                f"folder {self._table.location} is inside another Delta table, whose VACUUM would "
                 "remove its files: use another",
                 option="target",
             )
-        if self._folder.is_dir() and any(
-            each.name[0] not in "._" for each in self._folder.iterdir()
-        ):
+        if folder.is_dir() and any(each.name[0] not in "._" for each in folder.iterdir()):
             raise ConfigError(
-                f"folder {self._folder} has files that dcp_rs did not write, which VACUUM "
+                f"folder {self._table.location} has files that dcp_rs did not write, which VACUUM "
                 "would remove: use another",
                 option="target",
             )
@@ -129,8 +172,9 @@ class DeltaTarget:
             newest = self._states.newest()
             if newest is None:
                 raise CheckpointError(
-                    f"the table's last commit names a state that is no longer in {self._folder}/"
-                    "_dcp_rs: restore that folder, or replicate to another table"
+                    "the table's last commit names a state that is no longer in"
+                    f" {self._table.location}/_dcp_rs: restore that folder, or"
+                    " replicate to another table"
                 )
             moved = moved or "its log is of another time than its states"
             return replace(newest, moved=moved)
@@ -138,7 +182,7 @@ class DeltaTarget:
             return state
         if self._table.is_log and not self._table.has_files:
             raise ConfigError(
-                f"table {self._folder} names files that are gone: run FSCK REPAIR TABLE, "
+                f"table {self._table.location} names files that are gone: run FSCK REPAIR TABLE, "
                 "or restore a version whose files are there",
                 option="target",
             )
@@ -170,6 +214,28 @@ class DeltaTarget:
 
     # ----- committing -----
 
+    def _claim(self, state: State | None) -> None:
+        """Fails the commits that other processes have begun, and removes files that none names."""
+        before, since = self._transaction, self._table.last
+        if state is not None and state.moved:
+            return  # After a commit of ours, the next start would not see what others did.
+        if before is not None and self._states.since(before) is not None:
+            since = self._states.since(before)
+        number = _number(before) << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
+
+        def is_due(found: int | None) -> bool:
+            if found != before:
+                raise overtaken(self._table.location)
+            return True
+
+        if state is not None:
+            self._states.write(number, state)
+        self._table.commit(number, self._table.append_nothing, is_due)
+        self._transaction = number
+        if state is not None:
+            self._states.keep(number, rows=self._table.rows, since=since)
+        self._table.clean_objects(None if state is None else since)
+
     def commit(self, commit: Commit) -> Commit | None:
         """See `dcp_rs.replication.Target.commit`."""
         if self._rejects is None:
@@ -179,8 +245,11 @@ class DeltaTarget:
         applied: list[Commit] = []
 
         def is_due(before: int | None) -> bool:
-            if (before or 0) >> _RANDOM_BITS != commit.state.commits - 1:
-                raise overtaken(str(self._folder))
+            if (before or 0) >> RANDOM_BITS != commit.state.commits - 1:
+                raise overtaken(self._table.location)
+            # Nothing is locked there: a process that has started since has made a commit.
+            if self._storage is not None and before != self._transaction:
+                raise overtaken(self._table.location)
             return True
 
         def write(properties: Any) -> None:
@@ -191,7 +260,7 @@ class DeltaTarget:
             self._write(applied[0], properties)
 
         # Version of the transaction.
-        number = commit.state.commits << _RANDOM_BITS | secrets.randbits(_RANDOM_BITS)
+        number = commit.state.commits << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
         self._states.write(number, commit.state)
         try:
             self._table.commit(number, write, is_due, self._has_moved)
@@ -200,6 +269,7 @@ class DeltaTarget:
                 self._states.remove(number)
             raise
         self._is_moved = False
+        self._transaction = number
         self._states.keep(number, rows=self._table.rows)
         return applied[0] if applied[0] is not given else None
 
@@ -221,8 +291,8 @@ class DeltaTarget:
 
     def _has_moved(self, why: str) -> ConcurrentWriterError:
         return ConcurrentWriterError(
-            f"table {self._folder} is not as it was left, since {why}: start again, and it is "
-            "loaded anew"
+            f"table {self._table.location} is not as it was left, since {why}: start again, and it"
+            " is loaded anew"
         )
 
     def _write(self, commit: Commit, properties: Any) -> None:
@@ -242,7 +312,49 @@ class DeltaTarget:
         """Does nothing: no connection is kept."""
 
     def __repr__(self) -> str:
-        return f"DeltaTarget({str(self._folder)!r})"
+        return f"DeltaTarget({self._table.location!r})"
+
+
+def _number(transaction: int | None) -> int:
+    """Returns the number of a transaction's commit; 0 before the first with rows."""
+    return (transaction or 0) >> RANDOM_BITS
+
+
+def prepare(storage: Storage) -> None:
+    """Checks that storage answers and keeps two writers apart, and says which others it does not.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    storage.probe()
+    if storage.url.startswith("s3:") and storage.url not in _warned:
+        _warned.add(storage.url)
+        _log.warning(
+            "%s: writers of S3 that make no conditional puts, such as Spark without a commit"
+            " coordinator, can overwrite a commit: let none of them write to this table",
+            storage.url,
+        )
+
+
+def _check_objects(storage: Storage) -> None:
+    """Checks that a table can be made at a location without harm to files of others."""
+    for each in storage.parents:
+        folders, _ = Objects(each).folders_and_files()
+        if "_delta_log" in folders:
+            raise ConfigError(
+                f"{storage.url} is inside another Delta table, whose VACUUM would remove its"
+                " files: use another path",
+                option="target",
+            )
+    objects = Objects(storage)
+    folders, files = objects.folders_and_files()
+    if any(each[0] not in "._" for each in [*folders, *(each.name for each in files)]):
+        raise ConfigError(
+            f"{storage.url} has files that dcp_rs did not write, which VACUUM would remove: use"
+            " another path",
+            option="target",
+        )
+    objects.check_conditional()
 
 
 class DeltaDatabase(FolderOfTables[DeltaTarget]):
@@ -259,3 +371,28 @@ class DeltaDatabase(FolderOfTables[DeltaTarget]):
     def make(self, folder: Path) -> DeltaTarget:
         """See `FolderOfTables`."""
         return DeltaTarget(folder)
+
+    @classmethod
+    def at(cls, address: Address) -> FolderOfTables[DeltaTarget]:
+        """Creates the database for `delta:///folder` or `delta+s3://bucket/path`."""
+        return StoredDelta(Storage.of(address)) if address.storage else super().at(address)
+
+
+class StoredDelta(StoredTables[DeltaTarget]):
+    """A Delta table in object storage for each of several collections."""
+
+    modes = DeltaTarget.modes
+    scheme = "delta"
+    marker = STATES
+
+    def is_table(self, folders: list[str], _files: list[Found]) -> bool:
+        """See `StoredTables`."""
+        return STATES in folders
+
+    def state_at(self, storage: Storage) -> State | None:
+        """See `StoredTables`."""
+        return StoredStates(Objects(storage)).newest_readable()
+
+    def make(self, folder: Path) -> DeltaTarget:
+        """See `FolderOfTables`."""
+        return DeltaTarget(self._storage.below(str(folder)))

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from collections.abc import Set as AbstractSet
 
+    from dcp_rs.replication.storage import Objects
+
 _LOG = "_delta_log"
 _CHANGE_DATA = "_change_data"
 # Every table that is kept has this column of few, small numbers. Its encoding tells our files from
@@ -134,7 +136,36 @@ def remove_unnamed(files: list[Path], named: AbstractSet[str]) -> None:
             path.unlink(missing_ok=True)
 
 
-def _is_ours(path: Path) -> bool:
+def written_objects(objects: Objects, version: int | None) -> list[str]:
+    """Returns the Parquet files in object storage that are not older than a version of the table.
+
+    Args:
+        objects: Objects of the table.
+        version: The version, or `None` for all files. If its file in the log was cleaned up, there
+            are none.
+    """
+    found = objects.files()
+    begun = 0.0
+    if version is not None:
+        name = f"{_LOG}/{version:020}.json"
+        begun = next((each.changed for each in found if each.name == name), float("inf"))
+    return [
+        each.name
+        for each in found
+        if each.name.endswith(".parquet")
+        and each.changed >= begun
+        and all(part[0] not in "._" or part == _CHANGE_DATA for part in each.name.split("/")[:-1])
+    ]
+
+
+def remove_unnamed_objects(objects: Objects, files: list[str], named: AbstractSet[str]) -> None:
+    """Removes objects of ours that no version names."""
+    for name in files:
+        if name.rpartition("/")[2] not in named and _is_ours(objects.open(name)):
+            objects.remove([name])
+
+
+def _is_ours(path: Any) -> bool:
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import os
+import secrets
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs.replication import rejects
-from dcp_rs.replication.delta_table import DeltaTable
-from dcp_rs.replication.target import IDENTITY
+from dcp_rs.replication.delta_table import RANDOM_BITS, DeltaTable
+from dcp_rs.replication.storage import Objects
+from dcp_rs.replication.target import IDENTITY, overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
     from typing import Any
 
     from dcp_rs.replication.state import State
+    from dcp_rs.replication.storage import Storage
     from dcp_rs.replication.target import Commit
 
 _APPLICATION = "dcp_rs.replication.rejects"
@@ -30,13 +33,22 @@ class DeltaRejects:
     Each commit to it comes before that of the rows, with a transaction of the same number.
 
     Args:
-        folder: Folder of the table of rows.
+        place: Folder or location of the table of rows.
         is_log: Whether rejects are only appended.
     """
 
-    def __init__(self, folder: Path, *, is_log: bool) -> None:
+    def __init__(self, place: Path | Storage, *, is_log: bool) -> None:
         self._is_log = is_log
-        self._table = DeltaTable(f"{folder}{rejects.SUFFIX}", _APPLICATION, is_log=is_log)
+        if isinstance(place, Path):
+            self._table = DeltaTable(f"{place}{rejects.SUFFIX}", _APPLICATION, is_log=is_log)
+        else:
+            beside = place.beside(rejects.SUFFIX)
+            self._table = DeltaTable(
+                beside.url, _APPLICATION, beside.options, is_log=is_log, objects=Objects(beside)
+            )
+        # Version of the last transaction, without which another process has written: in object
+        # storage, where nothing is locked.
+        self._last: int | None = None
         self._is_there = False
         # Identities of its rows, if they are known.
         self._identities: pa.Table | None = None
@@ -50,7 +62,8 @@ class DeltaRejects:
         """
         folder = self._table.folder
         if folder is None:
-            raise AssertionError("replicate writes to folders only")
+            self._open_objects()
+            return
         is_folder = folder.is_dir()
         self._is_there = is_folder and self._table.find()
         if self._is_there:
@@ -65,6 +78,26 @@ class DeltaRejects:
         if self._is_there:
             self._table.check(rejects.SCHEMA)
 
+    def _open_objects(self) -> None:
+        self._is_there = self._table.find()
+        if self._is_there:
+            is_taken = self._table.owner != _APPLICATION
+        else:
+            folders, files = self._objects.folders_and_files()
+            names = [*folders, *(each.name for each in files)]
+            is_taken = any(each[0] not in "._" for each in names)
+        if is_taken:
+            raise rejects.name_taken(self._table.location)
+        if self._is_there:
+            self._table.check(rejects.SCHEMA)
+            self._last = self._table.version()
+
+    @property
+    def _objects(self) -> Objects:
+        if self._table.objects is None:
+            raise AssertionError("it is in object storage")
+        return self._table.objects
+
     def settle(self, state: State | None) -> None:
         """Removes what was written for a commit that was not made.
 
@@ -72,17 +105,28 @@ class DeltaRejects:
             state: State of the rows, or `None` before the first commit.
         """
         number = 0 if state is None else state.commits
-        if not self._is_there or (self._table.version() or 0) <= number:
+        if not self._is_there:
+            return
+        # In object storage, a process that was overtaken may have written with any number, and one
+        # that is about to is fenced by this commit.
+        is_locked = self._table.objects is None
+        if is_locked and (self._table.version() or 0) <= number:
             return
         rows = self._read(rejects.SCHEMA.names)
         kept = rows.slice(0, 0) if state is None else rows.filter(_is_before(rows, state))
-        self._commit(number, lambda properties: self._table.overwrite(kept, properties))
+        if len(kept) == len(rows):
+            self._commit(number, lambda properties: self._table.append(kept[:0], properties))
+        else:
+            self._commit(number, lambda properties: self._table.overwrite(kept, properties))
+        self._table.clean_objects(None)
 
     def write(self, commit: Commit) -> None:
         """Writes the rejects of a commit, and removes what the commit has settled."""
         if not self._is_there:
             if not len(commit.rejects):
                 return
+            if self._table.objects is not None and self._table.find():
+                raise overtaken(self._table.location)
             self._table.make(rejects.SCHEMA)
             self._is_there = True
         new = commit.rejects
@@ -106,7 +150,18 @@ class DeltaRejects:
 
     def _commit(self, number: int, write: Any) -> None:
         self._identities = None
-        self._table.commit(number, write, lambda _: True)
+        if self._table.objects is None:
+            self._table.commit(number, write, lambda _: True)
+            return
+        number = number << RANDOM_BITS | secrets.randbits(RANDOM_BITS)
+
+        def is_due(before: int | None) -> bool:
+            if before != self._last:
+                raise overtaken(self._table.location)
+            return True
+
+        self._table.commit(number, write, is_due)
+        self._last = number
 
     def _known(self) -> pa.Table:
         self._table.find()

@@ -6,6 +6,7 @@ import contextlib
 import re
 import secrets
 import shutil
+import tempfile
 import time
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -19,6 +20,8 @@ from dcp_rs.replication.delta_files import (
     locked,
     marking,
     remove_unnamed,
+    remove_unnamed_objects,
+    written_objects,
     written_since,
 )
 from dcp_rs.replication.delta_log import SEEN, DeltaLog
@@ -41,6 +44,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.replication.delta_log import Since
+    from dcp_rs.replication.storage import Objects
+
+RANDOM_BITS = 20
+"""The version of a transaction is the number of the commit and this many random bits: an attempt
+that came to nothing leaves a document that no other attempt writes over."""
 
 # Property of the table that names the application which writes to it.
 _OWNER = "dcp_rs.application"
@@ -64,6 +72,7 @@ class DeltaTable:
         application: Name of the transactions. No other application of dcp_rs may write to it.
         storage_options: Options of the object store, as `deltalake` has them.
         is_log: Whether rows are only appended.
+        objects: Objects of the table, if it is in object storage.
 
     Raises:
         ConfigError: deltalake takes the folder for another.
@@ -77,7 +86,9 @@ class DeltaTable:
         storage_options: Mapping[str, str] | None = None,
         *,
         is_log: bool = False,
+        objects: Objects | None = None,
     ) -> None:
+        self.objects = objects
         self._deltalake = require("a Delta table", LIBRARY, "delta")
         self.folder = local_folder(location)
         self.location = location if self.folder is None else str(self.folder)
@@ -103,6 +114,9 @@ class DeltaTable:
     @property
     def has_files(self) -> bool:
         """Whether its files are there. VACUUM may have removed those of a version restored."""
+        if self.objects is not None:
+            there = {PurePosixPath(each.name).name for each in self.objects.files()}
+            return self.files <= there
         return all(
             Path(each).exists() or Path(unquote(each)).exists() for each in self._table.file_uris()
         )
@@ -137,6 +151,11 @@ class DeltaTable:
     def _log(self) -> DeltaLog:
         return DeltaLog(self.location, self._storage)
 
+    @property
+    def last(self) -> int | None:
+        """Version that the application's last commit made, if it was looked for."""
+        return self._last
+
     # ----- opening -----
 
     def find(self) -> bool:
@@ -152,6 +171,8 @@ class DeltaTable:
             elif delta.DeltaTable.is_deltatable(self.location, self._storage):
                 self._table = delta.DeltaTable(self.location, storage_options=self._storage)
         except self._errors as error:
+            if self.objects is not None:
+                raise self.objects.storage.refused(error) from None
             raise ConfigError(
                 f"deltalake cannot open table {self.location}: {_line(error)}: repair it, "
                 "or use another",
@@ -183,6 +204,10 @@ class DeltaTable:
         except failures as error:
             if new is not None:
                 shutil.rmtree(new, ignore_errors=True)
+            if self.objects is not None:
+                if self.find():  # The answer was lost.
+                    return
+                raise self.objects.storage.refused(error) from None
             why = (isinstance(error, OSError) and error.strerror) or _line(error)
             raise ConfigError(
                 f"the folder {self.location} cannot be created: {why}", option="target"
@@ -250,7 +275,10 @@ class DeltaTable:
 
     def at(self, version: int) -> DeltaTable | None:
         """Returns the table as it was at a version, if its log is still there."""
-        old = DeltaTable(self.location, self._application, self._storage, is_log=self.is_log)
+        old = DeltaTable(
+            self.location, self._application, self._storage, is_log=self.is_log,
+            objects=self.objects,
+        )  # fmt: skip
         try:
             old._table = self._deltalake.DeltaTable(
                 self.location, version=version, storage_options=self._storage
@@ -310,7 +338,7 @@ class DeltaTable:
                 write(self._properties(version, seen))
                 # Without changed rows, the operation makes no commit.
                 if not self._has(version):
-                    self.append(self._table.schema().to_arrow(), self._properties(version, seen))
+                    self.append_nothing(self._properties(version, seen))
             except BaseException as error:  # noqa: BLE001 - raised again after cleaning up
                 if is_locked:
                     self._clean(seen)
@@ -376,6 +404,8 @@ class DeltaTable:
             return error
         known = self._deltalake.exceptions
         table, why = f"table {self.location}", _line(error)
+        if self.objects is not None:
+            why = self.objects.storage.shown(error)
         if is_conflict:
             return ConcurrentWriterError(
                 f"{table} was committed to by others for too long: {why}: try again later"
@@ -404,6 +434,23 @@ class DeltaTable:
                 for left in self.folder.glob(f"{_SCRATCH}*"):
                     shutil.rmtree(left, ignore_errors=True)
 
+    def clean_objects(self, version: int | None) -> None:
+        """Removes objects of ours that were written after a version and that none names.
+
+        Only for one whose commit fails all that other processes have begun.
+
+        Args:
+            version: Of the table; `None` for all that were written.
+        """
+        if self.objects is None:
+            return
+        with contextlib.suppress(*self._errors):
+            found = written_objects(self.objects, version)
+            if found:
+                self._table.update_incremental()
+                named = self._log.named(version or 0, self.number) | self.files
+                remove_unnamed_objects(self.objects, found, named)
+
     def _clean(self, version: int) -> None:
         """Removes files of ours that were written after a version and that none names."""
         if self.folder is None:
@@ -420,6 +467,10 @@ class DeltaTable:
     def append(self, rows: pa.Table | pa.Schema, properties: Any) -> None:
         """Appends rows; or none, of a schema."""
         self._write(rows, "append", properties)
+
+    def append_nothing(self, properties: Any) -> None:
+        """Makes a commit without rows."""
+        self.append(self._table.schema().to_arrow(), properties)
 
     def overwrite(self, rows: pa.Table, properties: Any) -> None:
         """Has rows take the place of all that are there."""
@@ -486,7 +537,7 @@ class DeltaTable:
         """
         found = nulls_refused(self._table, rows)
         conditions = constraints(self._table)
-        if not conditions or self.folder is None:
+        if not conditions or (self.folder is None and self.objects is None):
             return found
         pa = require_pyarrow("a Delta table")
         index = pa.field(INDEX, pa.int64())
@@ -494,7 +545,9 @@ class DeltaTable:
         numbered = rows.cast(delta_schema(rows.schema)).append_column(
             index, pa.array(range(len(rows)), index.type)
         )
-        folder = self.folder / f"{_SCRATCH}{secrets.token_hex(8)}"
+        # Beside an object storage, on a disk.
+        above = Path(tempfile.gettempdir()) if self.folder is None else self.folder
+        folder = above / f"{_SCRATCH}{secrets.token_hex(8)}"
         try:
             table = self._deltalake.DeltaTable.create(str(folder), schema)
             self._deltalake.write_deltalake(table, numbered, mode="append", schema_mode="merge")

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar
 
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.rejects import SUFFIX
+from dcp_rs.replication.storage import Objects
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from dcp_rs.replication.state import Mode, State
+    from dcp_rs.replication.storage import Found, Storage
     from dcp_rs.replication.target import Address, Commit
 
 _T = TypeVar("_T", bound="_Closes")
@@ -122,3 +124,61 @@ class FolderOfTables(Generic[_T]):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self._folder)!r})"
+
+
+class StoredTables(FolderOfTables[_T]):
+    """The same in object storage, where a folder is a prefix of names.
+
+    Args:
+        storage: Location of the folders.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        # Relative to the location.
+        self._folder = Path()
+        self._tables = {}
+
+    def open(self) -> dict[str, str]:
+        """See `dcp_rs.replication.Database.open`."""
+        self._storage.probe()
+        found: dict[str, str] = {}
+        for place in self._places(Path(), self._storage):
+            state = self.state_at(self._storage.below(str(place)))
+            if state is not None and state.collection is not None:
+                found[str(place)] = state.collection
+        return found
+
+    def _places(self, place: Path, storage: Storage) -> Iterator[Path]:
+        folders, files = Objects(storage).folders_and_files()
+        if place.parts and self.is_table(folders, files):
+            yield place
+        elif len(place.parts) < DEPTH:
+            for each in folders:
+                yield from self._places(place / each, storage.below(each))
+
+    def is_table(self, folders: list[str], files: list[Found]) -> bool:
+        """Whether what is directly in a folder is a table that has a state."""
+        raise NotImplementedError
+
+    def state_at(self, storage: Storage) -> State | None:
+        """Returns the newest state of a table."""
+        raise NotImplementedError
+
+    def state_in(self, folder: Path) -> State | None:
+        """See `FolderOfTables`, whose folders this one has not."""
+        raise NotImplementedError
+
+    def drop(self, target: _T) -> None:
+        """See `dcp_rs.replication.Database.drop`."""
+        _, place = self._tables.pop(id(target))
+        target.close()
+        storage = self._storage.below(str(place))
+        # What makes it a table goes last: by its state a restart drops it again.
+        for each in (storage.beside(SUFFIX), storage):
+            objects = Objects(each)
+            names = [file.name for file in objects.files()]
+            objects.remove(sorted(names, key=lambda name: (name.startswith(self.marker), name)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._storage.url!r})"

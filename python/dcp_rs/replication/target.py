@@ -304,10 +304,12 @@ class Address:
 
     Attributes:
         scheme: Kind of target, such as `duckdb`.
+        storage: What follows a `+` after it, such as `s3`; empty for a path on this machine.
         host: User, host and port; empty for a path on this machine.
         path: Path of the URL, decoded.
         options: Options after the question mark, by name.
         url: The URL without the option `table`.
+        storage_options: Options of the object storage, or of the catalog.
     """
 
     scheme: str
@@ -316,6 +318,8 @@ class Address:
     path: str
     options: dict[str, str] = field(repr=False)
     url: str = field(repr=False)
+    storage: str = ""
+    storage_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -338,7 +342,13 @@ class Address:
             ) from error
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
-        return cls(parts.scheme, parts.netloc, unquote(parts.path), options, rest)
+        scheme, _, storage = parts.scheme.partition("+")
+        return cls(scheme, parts.netloc, unquote(parts.path), options, rest, storage)
+
+    @property
+    def is_catalog(self) -> bool:
+        """Whether it is the name of a catalog that pyiceberg's configuration has."""
+        return self.scheme == "iceberg" and bool(self.host)
 
     def allow(self, *names: str) -> None:
         """Checks that the URL has no other options than these.

@@ -1,7 +1,7 @@
 /* Kills the process at a chosen step of a commit.
  *
  * A step is a call that others can see the effect of: a write to a regular file, a rename, a sync, or a
- * message to a server on a Unix socket, or to the port of dcp_steps_port. They are counted while dcp_steps_arm(kill_at) is in force; the
+ * message to a server on a Unix socket, or to one on the port of dcp_steps_port(port). They are counted while dcp_steps_arm(kill_at) is in force; the
  * process dies before the step of that number is taken. Loaded with LD_PRELOAD.
  */
 #define _GNU_SOURCE
@@ -19,9 +19,14 @@
 #include <unistd.h>
 
 static atomic_int armed;
-static int port;
 static atomic_long seen;
 static atomic_long kill_at = -1;
+static atomic_int port;
+
+void dcp_steps_port(int of_server)
+{
+    atomic_store(&port, of_server);
+}
 
 void dcp_steps_arm(long at)
 {
@@ -39,11 +44,6 @@ long dcp_steps_seen(void)
     return atomic_load(&seen);
 }
 
-void dcp_steps_port(int of)
-{
-    port = of;
-}
-
 static void step(void)
 {
     if (!atomic_load(&armed))
@@ -53,12 +53,18 @@ static void step(void)
             kill(getpid(), SIGKILL);
 }
 
+static void step_on_socket(int fd);
+
 static void step_on_file(int fd)
 {
     int saved = errno;
     struct stat found;
-    if (atomic_load(&armed) && fstat(fd, &found) == 0 && S_ISREG(found.st_mode))
-        step();
+    if (atomic_load(&armed) && fstat(fd, &found) == 0) {
+        if (S_ISREG(found.st_mode))
+            step();
+        else if (S_ISSOCK(found.st_mode) && atomic_load(&port))
+            step_on_socket(fd);
+    }
     errno = saved;
 }
 
@@ -68,9 +74,9 @@ static void step_on_socket(int fd)
     struct sockaddr_storage name;
     socklen_t size = sizeof name;
     if (atomic_load(&armed) && getpeername(fd, (struct sockaddr *)&name, &size) == 0) {
-        if (name.ss_family == AF_UNIX)
-            step();
-        if (name.ss_family == AF_INET && ntohs(((struct sockaddr_in *)&name)->sin_port) == port)
+        int is_server = name.ss_family == AF_INET
+            && ntohs(((struct sockaddr_in *)&name)->sin_port) == atomic_load(&port);
+        if (name.ss_family == AF_UNIX || is_server)
             step();
     }
     errno = saved;

@@ -16,6 +16,7 @@ import adbc_driver_postgresql.dbapi  # noqa: F401
 import confluent_kafka.admin  # noqa: F401
 import deltalake  # noqa: F401
 import duckdb  # noqa: F401
+import obstore  # noqa: F401
 import pyarrow.compute
 import pyarrow.parquet  # noqa: F401
 import pyiceberg.catalog.sql  # noqa: F401
@@ -64,9 +65,10 @@ class Counted:
 
 
 def replicate(request):
-    _STEPS.dcp_steps_port(request["port"])
     opening = open_database if "tables" in request["options"] else open_target
-    target = Counted(opening(request["url"]), request["kill_at"])
+    _STEPS.dcp_steps_port(request["port"])
+    target = opening(request["url"], request.get("storage_options"))
+    target = Counted(target, request["kill_at"])
     with dcp_rs.connect(
         request["connection"], bucket="default", username="Administrator", password="canary-8f1c2e"
     ) as client:

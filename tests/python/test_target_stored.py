@@ -1,0 +1,130 @@
+"""Tables in object storage: two writers, readers of others, and what is wrong with a location."""
+
+import time
+
+import pytest
+
+import dcp_rs
+import replicas
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
+from replicas import Written
+
+SECRET = "canary-8f1c2e of storage"
+
+
+@pytest.fixture(params=replicas.STORED)
+def replica(request, tmp_path):
+    return replicas.make(request.param, request, tmp_path)
+
+
+@pytest.fixture
+def written(cluster):
+    made = Written(cluster)
+    for n in range(20):
+        made.upsert(f"key_{n}", {"n": n})
+    return made
+
+
+def test_a_table_in_storage_follows_its_bucket_and_others_read_it(cluster, replica, written):
+    for n in (0, 100):
+        written.upsert("key_1", {"n": n})
+        written.upsert(b"session_\xff", b"%d" % n)
+        replicas.replicate(cluster, replica)
+        assert replica.documents() == written.documents()
+        assert replica.rejects() == written.rejects()
+        for name, read in replica.readers().items():
+            rows = read()
+            settle = replicas.as_documents if replica.mode == "table" else replicas.settle
+            assert settle(rows) == written.documents(), name
+
+
+def test_of_two_writers_the_one_that_started_last_goes_on(cluster, replica, written):
+    overtaken = []
+
+    def start_another(progress):
+        if progress.commits and not overtaken:
+            overtaken.append(True)
+            written.upsert("key_2", {"n": 2})
+            replicas.replicate(cluster, replica)
+            written.upsert("key_3", {"n": 3})
+
+    with pytest.raises(ConcurrentWriterError, match="another process writes to"):
+        replicas.replicate(cluster, replica, once=False, on_progress=start_another)
+    replicas.replicate(cluster, replica)
+    assert replica.documents() == written.documents()
+    assert replica.unnamed() == set()
+
+
+WRONG = {
+    "bucket": ({}, "the bucket does not exist"),
+    "endpoint": ({"aws_endpoint_url": "http://127.0.0.1:1"}, "aws_endpoint_url"),
+    "plain HTTP": ({"aws_allow_http": "false"}, "allow_http"),
+    "name": ({"aws_regoin": "x"}, "aws_regoin"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_location_that_is_wrong_is_told_of_within_seconds(cluster, replica, what):
+    options, said = WRONG[what]
+    url = replica.url
+    if what == "bucket":
+        url = url.replace(replica.stored.place["bucket"], "nowhere")
+    begun = time.monotonic()
+    with cluster.connect() as client, pytest.raises(ConfigError) as told:
+        dcp_rs.replicate(
+            client, url, mode=replica.mode, once=True,
+            storage_options=replica.stored.to_write | options,
+        )  # fmt: skip
+    assert time.monotonic() - begun < 10
+    assert said in str(told.value)
+    assert SECRET not in str(told.value) + repr(told.value)
+    assert not replica.stored.objects("")
+
+
+ANSWERS = {
+    "InvalidAccessKeyId": (403, "credentials"),
+    "SignatureDoesNotMatch": (403, "credentials"),
+    "RequestTimeTooSkewed": (403, "clock"),
+    "AuthorizationHeaderMalformed": (400, "region"),
+    "AccessDenied": (403, "role"),
+}
+
+
+@pytest.mark.parametrize("code", ANSWERS)
+def test_what_the_storage_refuses_is_told_of_by_its_cause(cluster, replica, code):
+    status, said = ANSWERS[code]
+    replica.stored.faults.set(refuse=[status, code])
+    with pytest.raises(ConfigError, match=said) as told:
+        replicas.replicate(cluster, replica)
+    assert code in str(told.value)
+    assert SECRET not in str(told.value)
+    assert not replica.stored.objects("")
+
+
+def test_a_role_that_only_reads_leaves_nothing(cluster, replica):
+    replica.stored.faults.set(refuse_writes=True)
+    with pytest.raises(ConfigError, match="the role may not do this"):
+        replicas.replicate(cluster, replica)
+    assert not replica.stored.objects("")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("delta+s3://bucket", "name a bucket and a path"),
+        ("delta+ftp://bucket/path", "no object storage"),
+        ("duckdb+s3://bucket/path", "no tables in s3"),
+        ("delta+s3://key:secret@bucket/path", "no place for credentials"),
+        ("delta+s3://bucket/a%25b", "encode differently"),
+        ("delta+s3://bucket/a/../b", "encode differently"),
+        ("delta:///folder", "for object storage"),
+    ],
+)
+def test_urls_and_options_that_are_none(url, said):
+    with pytest.raises(ConfigError, match=said):
+        dcp_rs.replication.open_target(url, {"aws_region": "x"})
+
+
+def test_options_are_text():
+    with pytest.raises(ConfigError, match="write it as text"):
+        dcp_rs.replication.open_target("delta+s3://bucket/path", {"aws_allow_http": True})
