@@ -4,6 +4,7 @@ Nothing here reads a stream, or uses `dcp_rs.replication` but for `Stuck`.
 """
 
 import gzip
+import io
 import itertools
 import json
 import threading
@@ -245,6 +246,13 @@ class InStoredDelta(InDelta):
             ).to_dicts(),
         }
 
+    def leave_unfinished(self):
+        """Leaves a file as a process that was killed before its commit."""
+        store = stores.s3(self.stored.place)
+        names = self.stored.objects("lake/delta")
+        name = next(each for each in names if each.endswith(".parquet"))
+        obstore.copy(store, name, "lake/delta/part-00000-left.parquet")
+
     def unnamed(self):
         """Gives the files that no version names."""
         found = set()
@@ -279,6 +287,58 @@ class InParquet(Replica):
 
     def generations(self):
         return self.state()["generation"], self.state()["complete_generation"]
+
+
+class InStoredParquet(InParquet):
+    def __init__(self, stored):
+        self.stored, self.storage_options = stored, stored.to_read
+        self.folder = f"s3://{stored.place['bucket']}/lake/parquet"
+        self.url = f"parquet+{self.folder}"
+
+    def rows(self):
+        return self._rows_below("lake/parquet")
+
+    def reject_rows(self):
+        return self._rows_below("lake/parquet_rejected")
+
+    def _files(self, folder):
+        store = stores.s3(self.stored.place)
+        names = sorted(self.stored.objects(folder))
+        return {name: io.BytesIO(bytes(obstore.get(store, name).bytes())) for name in names}
+
+    def _rows_below(self, folder):
+        tables = [pq.read_table(file) for file in self._files(folder).values()]
+        return pa.concat_tables(tables, promote_options="default").to_pylist() if tables else []
+
+    def state(self):
+        *_, last = self._files("lake/parquet").values()
+        return json.loads(pq.read_metadata(last).metadata[b"dcp_rs.state"])
+
+    def readers(self):
+        return {
+            "pyarrow": self.rows,
+            "polars": lambda: pl.read_parquet(
+                f"{self.folder}/*.parquet",
+                storage_options=self.storage_options,
+                missing_columns="insert",
+            ).to_dicts(),
+        }
+
+    def leave_unfinished(self):
+        """Leaves rejects as a process that was killed before its commit."""
+        store = stores.s3(self.stored.place)
+        for number in (1, 3):
+            name = f"lake/parquet_rejected/{number:012}-00000000000000ff.parquet"
+            obstore.copy(store, "lake/parquet/000000000001.parquet", name)
+
+    def unnamed(self):
+        """Gives the files of rejects whose attempt is not in the log."""
+        log = {
+            pq.read_metadata(file).metadata[b"dcp_rs.attempt"].decode()
+            for file in self._files("lake/parquet").values()
+        }
+        rejects = self.stored.objects("lake/parquet_rejected")
+        return {name for name in rejects if name.partition("-")[2].partition(".")[0] not in log}
 
 
 class InIceberg(Replica):
@@ -493,6 +553,7 @@ KINDS = {
     "duckdb": lambda _, folder: InDuckDB(folder),
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
+    "stored_parquet": lambda request, _: InStoredParquet(request.getfixturevalue("stored")),
     "stored_delta": lambda request, _: InStoredDelta(request.getfixturevalue("stored")),
 }
 
@@ -500,7 +561,7 @@ KINDS = {
 TABLES = ["duckdb", "postgres", "delta"]
 LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
-STORED = ["stored_delta-table", "stored_delta-log"]
+STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log"]
 # Which die like the others, and are tried for the rest in files of their own.
 MORTAL = [*ALL, "kafka-table", "kafka-log", *STORED]
 

@@ -9,11 +9,13 @@ import sys
 from pathlib import Path
 
 import deltalake
+import obstore
 import pyarrow.parquet as pq
 import pytest
 
 import dcp_rs
 import replicas
+import stores
 from bucket_trouble import EVOLVING, STEADY, OfABucket
 from inferred import assert_holds
 from trouble import COLLECTIONS, Trouble
@@ -157,6 +159,11 @@ def _remove_a_file(replica):
 
 def _remove_topic(replica):
     replica.broker.remove(replica.name)
+
+
+def _remove_newest_objects(replica):
+    names = replica.stored.objects("lake/parquet")
+    obstore.delete(stores.s3(replica.stored.place), sorted(names)[-2:])
     return True
 
 
@@ -167,6 +174,7 @@ EDITS = {
     "iceberg": [_roll_back, _delete_iceberg_rows],
     "kafka": [_remove_topic],
     "parquet": [_remove_newest_files, _remove_a_file],
+    "stored_parquet": [_remove_newest_objects],
     "stored_delta": [_delete_stored_rows, _compact_stored],
 }
 

@@ -55,6 +55,15 @@ def test_of_two_writers_the_one_that_started_last_goes_on(cluster, replica, writ
     assert replica.unnamed() == set()
 
 
+def test_files_of_a_commit_that_was_not_finished_are_removed(cluster, replica, written):
+    replicas.replicate(cluster, replica)
+    replica.leave_unfinished()
+    assert replica.unnamed()
+    replicas.replicate(cluster, replica)
+    assert replica.unnamed() == set()
+    assert replica.documents() == written.documents()
+
+
 WRONG = {
     "bucket": ({}, "the bucket does not exist"),
     "endpoint": ({"aws_endpoint_url": "http://127.0.0.1:1"}, "aws_endpoint_url"),

@@ -6,22 +6,22 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, ClassVar
+from typing import IO, TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require_pyarrow
-from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.folder import DEPTH, FolderOfTables
-from dcp_rs.replication.parquet_folder import Footer, NumberedFiles
+from dcp_rs.replication.parquet_folder import NumberedFiles
+from dcp_rs.replication.parquet_log import REJECTS, STATE, TIE, ParquetLog
 from dcp_rs.replication.rejects import SUFFIX, name_taken
 from dcp_rs.replication.state import State
+from dcp_rs.replication.storage import Storage
 from dcp_rs.replication.target import (
     make_folder,
-    missing_columns,
     overtaken,
     refuse_variants,
-    type_name,
 )
 
 if TYPE_CHECKING:
@@ -30,37 +30,12 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Address, Commit
 
-_STATE = "dcp_rs.state"
-_TIE = "dcp_rs.files"
-# What the footer of a file of rejects has.
-_REJECTS = "dcp_rs.rejects"
 _LOCK = ".dcp_rs.lock"
 # The lock of a folder of tables, which stands for those of its tables.
 _LOCK_OF_TABLES = ".dcp_rs.tables.lock"
 
 
-@dataclass(frozen=True)
-class _Tie:
-    """Ties a file to those before it, so that the next start notices what became of them.
-
-    Attributes:
-        first: Number of the first file that counts. Those before it belong to older generations,
-            or to a release that tied none.
-        bytes_before: Bytes of the files from `first` on that are before this one.
-        rows: Rows of this file.
-    """
-
-    first: int
-    bytes_before: int = 0
-    rows: int = 0
-
-    @classmethod
-    def of(cls, footer: Footer) -> _Tie | None:
-        found = footer.notes.get(_TIE.encode())
-        return None if found is None else cls(**json.loads(found))
-
-
-class ParquetTarget:
+class ParquetTarget(ParquetLog):
     """A folder of Parquet files, to which a log is appended.
 
     Each commit is a file, named by its number, whose footer has the state. Its rejects are a file
@@ -75,9 +50,6 @@ class ParquetTarget:
         ImportError: PyArrow is not installed.
     """
 
-    modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
-    takes_rejects: ClassVar[bool] = True
-
     def __init__(self, folder: str | os.PathLike[str], *, is_locked: bool = False) -> None:
         require_pyarrow("a Parquet target")
         self._is_locked = is_locked
@@ -85,21 +57,23 @@ class ParquetTarget:
         # Another spelling of it, or a link to it, is the same folder.
         self._folder = Path(os.path.realpath(folder))
         self._log = NumberedFiles(self._folder)
+        super().__init__(str(self._folder), self._log)
         self._rejects = NumberedFiles(Path(f"{self._folder}{SUFFIX}"))
         self._lock: IO[bytes] | None = None
         self._has_made_lock = False
         self._has_rejects = False
-        self._commits = 0
-        self._next = _Tie(1)
-        self._lost: list[pa.Field] = []
 
     @classmethod
-    def at(cls, address: Address) -> ParquetTarget:
-        """Creates the target for `parquet:///folder`.
+    def at(cls, address: Address) -> ParquetLog:
+        """Creates the target for `parquet:///folder` or `parquet+s3://bucket/path`.
 
         Raises:
             ConfigError: There is no folder, or an option.
         """
+        if address.storage:
+            from dcp_rs.replication.parquet_objects import StoredParquet
+
+            return StoredParquet(Storage.of(address))
         address.allow()
         folder = address.local_path("the folder", "parquet:///folder")
         if not os.path.realpath(folder).strip("/"):
@@ -128,16 +102,6 @@ class ParquetTarget:
             self.close()
         return state
 
-    def stored(self) -> State | None:
-        """See `dcp_rs.replication.GrowingTarget.stored`."""
-        sizes = self._log.listing().sizes
-        stored = self._footer(self._log, max(sizes)).notes.get(_STATE.encode()) if sizes else None
-        return None if stored is None else State.from_json(stored.decode())
-
-    def widens(self, _old: pa.DataType, _new: pa.DataType) -> bool:
-        """See `dcp_rs.replication.GrowingTarget.widens`."""
-        return False
-
     def _check_names(self) -> None:
         """Checks that neither folder has another use."""
         rejects, name = self._rejects, self._folder.name
@@ -158,19 +122,8 @@ class ParquetTarget:
         found = rejects.listing()
         if found.others:
             raise taken
-        if found.sizes and _REJECTS.encode() not in self._footer(rejects, max(found.sizes)).notes:
+        if found.sizes and REJECTS.encode() not in self._footer(rejects, max(found.sizes)).notes:
             raise taken
-
-    def _footer(self, files: NumberedFiles, number: int) -> Footer:
-        import pyarrow as pa
-
-        try:
-            return files.read_footer(number)
-        except pa.ArrowInvalid as error:
-            raise CheckpointError(
-                f"{files.file(number)} is damaged: restore it, or remove it, and the next start"
-                " goes on from the file before it"
-            ) from error
 
     def _open(self, schema: pa.Schema) -> State | None:
         found = self._log.listing()
@@ -191,70 +144,6 @@ class ParquetTarget:
             if number > self._commits:
                 self._rejects.remove(number)
         return state
-
-    def _load(self, sizes: dict[int, int], schema: pa.Schema) -> State:
-        newest = max(sizes)
-        footer = self._footer(self._log, newest)
-        stored = footer.notes.get(_STATE.encode())
-        if stored is None:
-            raise ConfigError(
-                f"folder {self._folder} has files that dcp_rs did not write, such as"
-                f" {self._log.file(newest).name}: use another",
-                option="target",
-            )
-        have = {field.name: type_name(field.type) for field in footer.schema}
-        want = {field.name: type_name(field.type) for field in schema}
-        self._check_case(have, missing_columns(have, want, str(self._folder)))
-        # As null, so that the newest file has every column with its type.
-        self._lost = [field for field in footer.schema if field.name not in want]
-        state = State.from_json(stored.decode())
-        tie = _Tie.of(footer)
-        moved = self._why_moved(sizes, state, footer, tie)
-        if moved or tie is None:
-            self._next = _Tie(newest + 1)
-        else:
-            self._next = replace(tie, bytes_before=tie.bytes_before + sizes[newest])
-        return replace(state, commits=newest, moved=moved)
-
-    def _check_case(self, have: dict[str, str], added: dict[str, str]) -> None:
-        lowered = {name.lower(): name for name in have}
-        for name in added:
-            if name.lower() in lowered:
-                raise ConfigError(
-                    f'the column "{name}" differs only in case from'
-                    f' "{lowered[name.lower()]}" of folder {self._folder}, which many readers do'
-                    " not tell apart: call it otherwise",
-                    option="document_schema",
-                )
-
-    def _why_moved(
-        self, sizes: dict[int, int], state: State, footer: Footer, tie: _Tie | None
-    ) -> str:
-        """Returns what others have done to the files; empty if nothing that matters."""
-        import pyarrow as pa
-
-        newest = max(sizes)
-        if state.commits != newest:
-            return f"{self._log.file(newest).name} is a copy of another file"
-        if tie is None:
-            return ""
-        if tie.rows != footer.rows:
-            return f"{self._log.file(newest).name} no longer has the rows that were written"
-        oldest = min(number for number in sizes if number >= tie.first)
-        if any(number not in sizes for number in range(oldest, newest)):
-            return "files between the oldest and the newest were removed"
-        before: int | None = 0
-        if oldest > tie.first:
-            # The oldest files may be removed.
-            try:
-                own = _Tie.of(self._log.read_footer(oldest))
-            except pa.ArrowInvalid:
-                own = None
-            before = None if own is None or own.first != tie.first else own.bytes_before
-        there = sum(sizes[number] for number in range(oldest, newest))
-        if before is None or there != tie.bytes_before - before:
-            return "files were replaced"
-        return ""
 
     def _take_lock(self) -> None:
         if not self._is_locked:
@@ -299,7 +188,7 @@ class ParquetTarget:
         if not is_next or (self._commits and not self._log.file(self._commits).exists()):
             raise overtaken(str(self._folder))
         tie = replace(self._next, rows=len(commit.rows))
-        notes = {_STATE: commit.state.to_json(), _TIE: json.dumps(asdict(tie))}
+        notes = {STATE: commit.state.to_json(), TIE: json.dumps(asdict(tie))}
         try:
             if len(commit.rejects):
                 self._write_rejects(commit)
@@ -316,20 +205,13 @@ class ParquetTarget:
         self._next = replace(tie, bytes_before=tie.bytes_before + size)
         self._commits = number
 
-    def _with_lost(self, rows: pa.Table) -> pa.Table:
-        import pyarrow as pa
-
-        for field in self._lost:
-            rows = rows.append_column(field.with_nullable(True), pa.nulls(len(rows), field.type))
-        return rows
-
     def _write_rejects(self, commit: Commit) -> None:
         if not self._has_rejects:
             # Somebody may have made it since.
             self._check_names()
             self._rejects.path.mkdir(exist_ok=True)
             self._has_rejects = True
-        self._rejects.write(commit.state.commits, commit.rejects, {_REJECTS: self._folder.name})
+        self._rejects.write(commit.state.commits, commit.rejects, {REJECTS: self._folder.name})
 
     def close(self) -> None:
         """Unlocks the folder."""
@@ -360,8 +242,17 @@ class ParquetDatabase(FolderOfTables[ParquetTarget]):
         """See `FolderOfTables`."""
         files = NumberedFiles(folder)
         sizes = files.listing().sizes
-        stored = files.read_footer(max(sizes)).notes.get(_STATE.encode()) if sizes else None
+        stored = files.read_footer(max(sizes)).notes.get(STATE.encode()) if sizes else None
         return None if stored is None else State.from_json(stored.decode())
+
+    @classmethod
+    def at(cls, address: Address) -> FolderOfTables[Any]:
+        """Creates the database for `parquet:///folder` or `parquet+s3://bucket/path`."""
+        if address.storage:
+            from dcp_rs.replication.parquet_objects import StoredParquets
+
+            return StoredParquets(Storage.of(address))
+        return super().at(address)
 
     def make(self, folder: Path) -> ParquetTarget:
         """See `FolderOfTables`."""

@@ -6,7 +6,7 @@ import contextlib
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +65,7 @@ class NumberedFiles:
 
     def file(self, number: int) -> Path:
         """Returns the path of a file."""
-        return self.path / f"{number:0{_DIGITS}}.parquet"
+        return self.path / file_name(number)
 
     def _hidden(self, number: int) -> Path:
         return self.path / f".{self.file(number).name}"
@@ -102,18 +102,10 @@ class NumberedFiles:
 
     def write(self, number: int, rows: pa.Table, notes: Mapping[str, str]) -> None:
         """Writes a file, durably. If it fails before the rename, no file is left."""
-        import pyarrow.parquet as pq
-
         hidden = self._hidden(number)
-        repeating = [name for name in rows.column_names if name not in _UNIQUE]
         try:
             with hidden.open("wb") as file:
-                with pq.ParquetWriter(
-                    file, rows.schema, compression="zstd", use_dictionary=repeating
-                ) as writer:
-                    writer.write_table(rows)
-                    # In the schema's metadata it would be stored twice.
-                    writer.add_key_value_metadata(dict(notes))
+                write_parquet(file, rows, notes)
                 file.flush()
                 os.fsync(file.fileno())
             hidden.rename(self.file(number))
@@ -131,6 +123,24 @@ class NumberedFiles:
         """Removes what a crash has left."""
         for number in numbers:
             self._hidden(number).unlink(missing_ok=True)
+
+
+def file_name(number: int) -> str:
+    """Returns the name of the file of a commit."""
+    return f"{number:0{_DIGITS}}.parquet"
+
+
+def write_parquet(file: IO[bytes], rows: pa.Table, notes: Mapping[str, str]) -> None:
+    """Writes rows, and notes in the footer."""
+    import pyarrow.parquet as pq
+
+    repeating = [name for name in rows.column_names if name not in _UNIQUE]
+    with pq.ParquetWriter(
+        file, rows.schema, compression="zstd", use_dictionary=repeating
+    ) as writer:
+        writer.write_table(rows)
+        # In the schema's metadata it would be stored twice.
+        writer.add_key_value_metadata(dict(notes))
 
 
 def sync_folder(folder: Path) -> None:
