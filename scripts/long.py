@@ -131,10 +131,20 @@ def stages(first_world: int) -> list[Stage]:
                 f"steps-{target}",
                 f"50 deaths at steps of a commit to {target}, for each mode: of the tables of a "
                 "bucket whose collections come and go, and of one that people edit",
-                [*pytest, "tests/python/test_replication_steps.py", "-k", f"{target}-"],
+                [*pytest, "tests/python/test_replication_steps.py", "-k", f"[{target}-"],
                 {"DCP_STEPS": "50"},
             )
             for target in ("duckdb", "postgres", "delta", "iceberg", "parquet", "kafka")
+        ),
+        *(
+            Stage(
+                f"steps-stored-{target}",
+                f"50 deaths at steps of a commit to {target} in S3, which fails one request in "
+                "twenty, for each mode: equal to the bucket, and no file that no version names",
+                [*pytest, "tests/python/test_replication_steps.py", "-k", f"stored_{target}-"],
+                {"DCP_STEPS": "50"},
+            )
+            for target in ("delta", "iceberg", "parquet")
         ),
         Stage(
             "tables",

@@ -64,7 +64,7 @@ class FaultyProxy:
             return kind
 
     def _answer(self, request):
-        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        body = _body_of(request)
         if self._refuse(request):
             return
         fault = self._fault()
@@ -120,7 +120,8 @@ class FaultyProxy:
             headers = {
                 name: value
                 for name, value in request.headers.items()
-                if name.lower() not in {"connection", "transfer-encoding"}
+                if name.lower()
+                not in {"connection", "expect", "transfer-encoding", "content-length"}
             }
             connection.request(request.command, request.path, body=body, headers=headers)
             answer = connection.getresponse()
@@ -136,6 +137,18 @@ class FaultyProxy:
                 setattr(self, name, value)
             sys.stdout.write(f"{json.dumps(self.failed)}\n")
             sys.stdout.flush()
+
+
+def _body_of(request):
+    if request.headers.get("Transfer-Encoding", "").lower() != "chunked":
+        return request.rfile.read(int(request.headers.get("Content-Length") or 0))
+    parts = []
+    while size := int(request.rfile.readline().partition(b";")[0], 16):
+        parts.append(request.rfile.read(size))
+        request.rfile.readline()
+    while request.rfile.readline().strip():
+        pass
+    return b"".join(parts)
 
 
 class Faults:

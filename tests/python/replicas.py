@@ -220,7 +220,15 @@ class Stored:
         return [each["path"] for page in found for each in page]
 
 
-class InStoredDelta(InDelta):
+class OfObjects:
+    """A replica whose options are those of the storage."""
+
+    @property
+    def to_write(self):
+        return self.stored.to_write
+
+
+class InStoredDelta(OfObjects, InDelta):
     def __init__(self, stored):
         self.stored, self.storage_options = stored, stored.to_read
         self.folder = f"s3://{stored.place['bucket']}/lake/delta"
@@ -289,7 +297,7 @@ class InParquet(Replica):
         return self.state()["generation"], self.state()["complete_generation"]
 
 
-class InStoredParquet(InParquet):
+class InStoredParquet(OfObjects, InParquet):
     def __init__(self, stored):
         self.stored, self.storage_options = stored, stored.to_read
         self.folder = f"s3://{stored.place['bucket']}/lake/parquet"
@@ -428,6 +436,48 @@ class InKafka(Replica):
         return rows
 
 
+class InStoredIceberg(InIceberg):
+    def __init__(self, stored, folder):
+        self.stored, self.storage_options = stored, stored.to_read
+        self.database = f"sqlite:///{folder}/catalog.db"
+        self.url = f"iceberg+{self.database}"
+        self.warehouse = f"s3://{stored.place['bucket']}/lake"
+
+    def properties(self, endpoint):
+        named = {
+            "s3.access-key-id": "test",
+            "s3.secret-access-key": "canary-8f1c2e of storage",
+            "s3.region": "us-east-1",
+        }
+        return named | {"warehouse": self.warehouse, "s3.endpoint": endpoint}
+
+    @property
+    def to_write(self):
+        return self.properties(self.stored.faults.url)
+
+    def catalog(self):
+        own = self.properties(self.stored.place["endpoint"])
+        return SqlCatalog("default", uri=self.database, **own)
+
+    def state(self):
+        document = self.table().current_snapshot().summary["dcp_rs.document"]
+        with self.table().io.new_input(document).open() as file:
+            return json.loads(gzip.decompress(file.read()))
+
+    def readers(self):
+        return {
+            "pyiceberg": self.rows,
+            "polars": lambda: pl.read_parquet(
+                [task.file.file_path for task in self.table().scan().plan_files()],
+                storage_options=self.stored.to_read,
+                missing_columns="insert",
+            ).to_dicts(),
+        }
+
+    def unnamed(self):
+        return set()  # remove_orphan_files of other engines removes what a death has left.
+
+
 class OfMany:
     """The tables of a target that has one for each collection.
 
@@ -540,7 +590,7 @@ def replicate(cluster, target, **options):
         options = target.options | options
     if isinstance(target, Replica | OfMany):
         if isinstance(target, Replica) and target.storage_options is not None:
-            options = {"storage_options": target.stored.to_write} | options
+            options = {"storage_options": target.to_write} | options
         options, target = {"mode": target.mode} | options, target.url
     with cluster.connect() as client:
         return dcp_rs.replicate(client, target, **({"once": True} | options))
@@ -553,6 +603,9 @@ KINDS = {
     "duckdb": lambda _, folder: InDuckDB(folder),
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
+    "stored_iceberg": lambda request, folder: InStoredIceberg(
+        request.getfixturevalue("stored"), folder
+    ),
     "stored_parquet": lambda request, _: InStoredParquet(request.getfixturevalue("stored")),
     "stored_delta": lambda request, _: InStoredDelta(request.getfixturevalue("stored")),
 }
@@ -561,7 +614,7 @@ KINDS = {
 TABLES = ["duckdb", "postgres", "delta"]
 LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
-STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log"]
+STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log", "stored_iceberg-log"]
 # Which die like the others, and are tried for the rest in files of their own.
 MORTAL = [*ALL, "kafka-table", "kafka-log", *STORED]
 

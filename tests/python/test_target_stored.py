@@ -13,6 +13,12 @@ SECRET = "canary-8f1c2e of storage"
 
 
 @pytest.fixture(params=replicas.STORED)
+def anywhere(request, tmp_path):
+    """A replica in object storage, also one behind a catalog."""
+    return replicas.make(request.param, request, tmp_path)
+
+
+@pytest.fixture(params=[each for each in replicas.STORED if "iceberg" not in each])
 def replica(request, tmp_path):
     return replicas.make(request.param, request, tmp_path)
 
@@ -25,7 +31,8 @@ def written(cluster):
     return made
 
 
-def test_a_table_in_storage_follows_its_bucket_and_others_read_it(cluster, replica, written):
+def test_a_table_in_storage_follows_its_bucket_and_others_read_it(cluster, anywhere, written):
+    replica = anywhere
     for n in (0, 100):
         written.upsert("key_1", {"n": n})
         written.upsert(b"session_\xff", b"%d" % n)
@@ -38,7 +45,8 @@ def test_a_table_in_storage_follows_its_bucket_and_others_read_it(cluster, repli
             assert settle(rows) == written.documents(), name
 
 
-def test_of_two_writers_the_one_that_started_last_goes_on(cluster, replica, written):
+def test_of_two_writers_the_one_that_started_last_goes_on(cluster, anywhere, written):
+    replica = anywhere
     overtaken = []
 
     def start_another(progress):
@@ -82,7 +90,7 @@ def test_a_location_that_is_wrong_is_told_of_within_seconds(cluster, replica, wh
     with cluster.connect() as client, pytest.raises(ConfigError) as told:
         dcp_rs.replicate(
             client, url, mode=replica.mode, once=True,
-            storage_options=replica.stored.to_write | options,
+            storage_options=replica.to_write | options,
         )  # fmt: skip
     assert time.monotonic() - begun < 10
     assert said in str(told.value)
@@ -137,3 +145,39 @@ def test_urls_and_options_that_are_none(url, said):
 def test_options_are_text():
     with pytest.raises(ConfigError, match="write it as text"):
         dcp_rs.replication.open_target("delta+s3://bucket/path", {"aws_allow_http": True})
+
+
+def test_what_a_catalog_or_its_storage_refuses(cluster, stored, tmp_path):
+    replica = replicas.InStoredIceberg(stored, tmp_path)
+    wrong = {
+        "bucket": ({"warehouse": "s3://nowhere/lake"}, "the bucket does not exist"),
+        "endpoint": ({"s3.endpoint": "http://127.0.0.1:1"}, "s3.endpoint"),
+    }
+    for options, said in wrong.values():
+        with pytest.raises(ConfigError, match=said) as told:
+            replicas.replicate(
+                cluster, replica, mode="log", storage_options=replica.to_write | options
+            )
+        assert SECRET not in str(told.value)
+    assert replica.catalog().list_namespaces() == []
+    assert not stored.objects("")
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("iceberg+http://127.0.0.1:1/api", "cannot be reached"),
+        ("iceberg+s3://bucket/path", "have a catalog: name it"),
+        ("iceberg+ftp://host", "knows no catalog ftp"),
+        ("iceberg+postgresql://me:canary-8f1c2e@127.0.0.1:1/lake", "cannot load the catalog"),
+    ],
+)
+def test_catalogs_that_are_none(url, said):
+    with pytest.raises(ConfigError, match=said) as told:
+        dcp_rs.replication.open_target(url)
+    assert "canary" not in str(told.value)
+
+
+def test_iceberg_has_no_table_of_documents(cluster, tmp_path):
+    with pytest.raises(ConfigError, match=r"docs/guides/spark\.md"):
+        replicas.replicate(cluster, f"iceberg://{tmp_path}/lake", mode="table")

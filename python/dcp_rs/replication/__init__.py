@@ -628,8 +628,10 @@ def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchem
 def _checked(target: Target | Database, settings: Settings) -> Settings:
     """Returns the settings for a target, which it can have."""
     if settings.mode not in list(target.modes):
+        why = getattr(target, "why_not", {}).get(settings.mode)
         raise ConfigError(
-            f"must be {' or '.join(sorted(target.modes))} for this target, not {settings.mode!r}",
+            f"must be {' or '.join(sorted(target.modes))} for this target, not {settings.mode!r}"
+            f"{f', since {why}' if why else ''}",
             option="mode",
         )
     takes_rejects = getattr(target, "takes_rejects", False)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
-import re
-from pathlib import Path
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import iceberg_states as states
 from dcp_rs.replication.iceberg_attempt import Attempt
+from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of, refusing
 from dcp_rs.replication.iceberg_rules import (
     as_iceberg,
     check_table,
@@ -25,18 +26,23 @@ from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     import pyarrow as pa
 
     from dcp_rs.replication.state import Mode, State
+    from dcp_rs.replication.storage import Storage
     from dcp_rs.replication.target import Address, Commit
 
 # Property of a table of rejects.
 _REJECTS = "dcp_rs.rejects"
 # Database with the catalog of a folder.
 _CATALOG = "catalog.db"
-# At the first two, pyiceberg takes a part of a location for all of it; it leaves out the others.
-_CUT = re.compile(r"[#?\x00-\x1f\x7f]")
+
+
+# Seconds to wait before each further attempt at a commit that the storage has failed.
+_PAUSES = (0.2, 1.0, 5.0, 0.0)
+_log = logging.getLogger("dcp_rs.replication")
 
 
 class IcebergTarget:
@@ -49,17 +55,20 @@ class IcebergTarget:
         catalog: Catalog of pyiceberg, as `pyiceberg.catalog.load_catalog` gives it.
         table: Name of the table with its namespace, as `namespace.table`; created if it does not
             exist.
+        place: Where the catalog is, for errors.
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
+    why_not: ClassVar[dict[Mode, str]] = NO_TABLES
     takes_rejects: ClassVar[bool] = True
 
-    def __init__(self, catalog: Any, table: str) -> None:
+    def __init__(self, catalog: Any, table: str, place: Storage | None = None) -> None:
         require("an Iceberg target", "pyiceberg", "iceberg")
         self._catalog = catalog
         self._name = table
         # Of a catalog that is opened, and may be created, with the table.
         self._folder: Path | None = None
+        self._place = place
         self._table: Any = None
         self._rejects: Any = None
         self._schema: Any = None
@@ -71,18 +80,19 @@ class IcebergTarget:
 
         The folder holds the tables, and `catalog.db`, an SQLite database, the catalog. With
         `iceberg://name?table=namespace.name`, pyiceberg's configuration says where the catalog of
-        this name is. The table is `default.changes` if not given.
+        this name is, and with `iceberg+https://host/path?table=namespace.name` the URL. The table
+        is `default.changes` if not given.
 
         Raises:
             ConfigError: There is no folder, no namespace, or another option; the folder or the
-                table has a name that pyiceberg would cut; or it knows no such catalog.
+                table has a name that pyiceberg would cut; or the catalog does not answer.
             ImportError: pyiceberg is not installed.
         """
-        address.allow("table")
+        address.allow("table", "catalog")
         table = address.options.get("table", "default.changes")
         _check_name(table)
-        catalog, folder = _catalog_of(address)
-        target = cls(catalog, table)
+        catalog, folder, place = catalog_of(address)
+        target = cls(catalog, table, place)
         target._folder = folder
         return target
 
@@ -91,6 +101,10 @@ class IcebergTarget:
         refuse_variants(schema, "pyiceberg")
         refuse_lost_nulls(schema)
         self._schema = as_iceberg(schema)
+        with refusing(self._place):
+            return self._open(schema)
+
+    def _open(self, schema: pa.Schema) -> State | None:
         with contextlib.ExitStack() as undone:
             if self._folder is not None:
                 self._catalog = _open_folder(self._folder, undone)
@@ -117,8 +131,9 @@ class IcebergTarget:
                 self._catalog = _open_folder(self._folder, undone)
                 undone.pop_all()
         try:
-            found = self._find(self._name)
-            return None if found is None else states.load(found)
+            with refusing(self._place):
+                found = self._find(self._name)
+                return None if found is None else states.load(found)
         finally:
             if self._folder is not None:
                 self._catalog.engine.dispose()
@@ -160,7 +175,7 @@ class IcebergTarget:
             )
         if not self._catalog.namespace_exists(namespace):
             self._catalog.create_namespace(namespace)
-            undone.callback(self._catalog.drop_namespace, namespace)
+            undone.callback(_drop_namespace, self._catalog, namespace)
         self._table = self._catalog.create_table(self._name, self._schema)
 
     def _open_table(self, schema: pa.Schema) -> State | None:
@@ -183,13 +198,27 @@ class IcebergTarget:
         """See `dcp_rs.replication.Target.commit`."""
         if commit.state.commits != self._commits + 1:
             raise overtaken(self._name)
+        has_rejects = bool(len(commit.rejects))
+        for pause in _PAUSES:
+            try:
+                if has_rejects:
+                    self._write_rejects(commit)
+                    has_rejects = False
+                self._write(commit)
+            except ConfigError as error:
+                # An attempt that came to nothing has removed its files.
+                if self._place is None or not isinstance(error.__cause__, OSError) or not pause:
+                    raise
+                _log.warning("a commit to %s is tried again: %s", self._name, error)
+                time.sleep(pause)
+            else:
+                return
+
+    def _write(self, commit: Commit) -> None:
         document = states.new_document(self._table, commit.state.commits)
         summary = states.summary(commit.state, document)
         properties = states.newest(self._table, document, len(commit.rows))
         count = len(self._table.metadata.snapshots)
-        if len(commit.rejects):
-            self._write_rejects(commit, summary)
-
         if commit.schema is not None:
             required = {each.name for each in self._schema if not each.nullable}
             self._schema = schema_with(commit.schema, required)
@@ -213,8 +242,10 @@ class IcebergTarget:
 
     # ----- rejects -----
 
-    def _write_rejects(self, commit: Commit, summary: dict[str, str]) -> None:
+    def _write_rejects(self, commit: Commit) -> None:
         """Appends rejects, unless the commit would fail since another has written."""
+        document = states.new_document(self._table, commit.state.commits)
+        summary = states.summary(commit.state, document)
         found = self._find(self._name)
         if found is None or _current(found) != _current(self._table):
             raise overtaken(self._name)
@@ -224,7 +255,7 @@ class IcebergTarget:
         if self._rejects is None:
             self._rejects = self._catalog.create_table(name, schema, properties={_REJECTS: "true"})
         rows = commit.rejects.cast(schema)
-        Attempt(self._catalog, self._rejects, name, summary[states.DOCUMENT]).run(
+        Attempt(self._catalog, self._rejects, name, document).run(
             lambda transaction: transaction.append(rows, snapshot_properties=summary)
         )
 
@@ -273,11 +304,15 @@ class IcebergDatabase:
     """
 
     modes: ClassVar[frozenset[Mode]] = IcebergTarget.modes
+    why_not: ClassVar[dict[Mode, str]] = NO_TABLES
     takes_rejects: ClassVar[bool] = True
 
-    def __init__(self, catalog: Any, folder: Path | None = None) -> None:
+    def __init__(
+        self, catalog: Any, folder: Path | None = None, place: Storage | None = None
+    ) -> None:
         self._catalog = catalog
         self._folder = folder
+        self._place = place
 
     @classmethod
     def at(cls, address: Address) -> IcebergDatabase:
@@ -287,8 +322,8 @@ class IcebergDatabase:
             ConfigError: There is an option, or the catalog or the folder is wrong.
             ImportError: pyiceberg is not installed.
         """
-        address.allow()
-        return cls(*_catalog_of(address))
+        address.allow("catalog")
+        return cls(*catalog_of(address))
 
     def open(self) -> dict[str, str]:
         """See `dcp_rs.replication.Database.open`."""
@@ -296,6 +331,10 @@ class IcebergDatabase:
             with contextlib.ExitStack() as undone:
                 self._catalog = _open_folder(self._folder, undone)
                 undone.pop_all()
+        with refusing(self._place):
+            return self._collections()
+
+    def _collections(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for namespace in self._catalog.list_namespaces():
             for identifier in self._catalog.list_tables(namespace):
@@ -311,7 +350,7 @@ class IcebergDatabase:
         """See `dcp_rs.replication.Database.target`."""
         name = self.fold(table)
         _check_name(name)
-        return IcebergTarget(self._catalog, name)
+        return IcebergTarget(self._catalog, name, self._place)
 
     def fold(self, table: str) -> str:
         """See `dcp_rs.replication.Database.fold`."""
@@ -337,30 +376,6 @@ class IcebergDatabase:
         return f"IcebergDatabase({str(self._folder)!r})"
 
 
-def _catalog_of(address: Address) -> tuple[Any, Path | None]:
-    """Returns the catalog of a URL, or the folder of one that is opened later."""
-    require("an Iceberg target", "pyiceberg.catalog.sql", "iceberg")
-    if address.host:
-        from pyiceberg.catalog import load_catalog
-
-        try:
-            return load_catalog(address.host), None
-        except ValueError as error:
-            raise ConfigError(
-                f"pyiceberg cannot load the catalog {address.host}: {error}", option="target"
-            ) from error
-    folder = Path(
-        os.path.realpath(address.local_path("the folder", "iceberg:///folder?table=namespace.name"))
-    )
-    if _CUT.search(str(folder)) or "%" in str(folder):
-        raise ConfigError(
-            f"{str(folder)!r} has a #, ?, % or control character, at which"
-            " pyiceberg would take a part of it for the folder: use another",
-            option="target",
-        )
-    return None, folder
-
-
 def _current(table: Any) -> int | None:
     snapshot = table.current_snapshot()
     return None if snapshot is None else int(snapshot.snapshot_id)
@@ -372,7 +387,7 @@ def _check_name(table: str) -> None:
         raise ConfigError(
             f"table {table!r} needs a namespace, as in default.{table}", option="target"
         )
-    if any(part != part.strip() for part in parts[:-1]) or _CUT.search(table):
+    if any(part != part.strip() for part in parts[:-1]) or CUT.search(table):
         raise ConfigError(
             f"table {table!r} has a #, ?, control character, or space around a namespace,"
             " which pyiceberg would leave out: use another name",
@@ -398,6 +413,14 @@ def _open_folder(folder: Path, undone: contextlib.ExitStack) -> Any:
         raise ConfigError(f"{database} cannot be opened: {error}", option="target") from error
     undone.callback(catalog.engine.dispose)
     return catalog
+
+
+def _drop_namespace(catalog: Any, namespace: str) -> None:
+    """Drops a namespace that was created, unless another process has used it since."""
+    from pyiceberg.exceptions import NamespaceNotEmptyError, NoSuchNamespaceError
+
+    with contextlib.suppress(NamespaceNotEmptyError, NoSuchNamespaceError):
+        catalog.drop_namespace(namespace)
 
 
 def _remove(remove: Callable[[], None]) -> None:

@@ -130,8 +130,10 @@ class Attempt:
 
 def _is_unknown(error: BaseException) -> bool:
     from pyiceberg.exceptions import CommitStateUnknownException
+    from requests import RequestException
 
-    return isinstance(error, CommitStateUnknownException)
+    # The catalog may have the request, and make the commit yet.
+    return isinstance(error, (CommitStateUnknownException, RequestException))
 
 
 def _refused(table: str, error: BaseException) -> Exception | None:

@@ -8,7 +8,7 @@ import itertools
 import os
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcp_rs._libraries import require
@@ -46,26 +46,36 @@ _PROBE_CLIENT = {"connect_timeout": "2s", "timeout": "5s"}
 # Names of options that are secrets, or may be.
 _SECRET = re.compile(r"secret|token|password|credential|access_key|account_key|sas|service_account")
 _QUERY = re.compile(r"\?[^\s\"')]*")
+_USER = re.compile(r"//[^/@\s]*@")
 _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"non-2xx status code: (\d{3} [A-Za-z ]+)|\u21b3 (\d{3} [A-Za-z ]+)")
 
 # What the storage answers, and what to look at.
 _CAUSES = (
-    (r"NoSuchBucket|ContainerNotFound|BucketNotFound", "the bucket does not exist: create it"),
+    (
+        r"NoSuchBucket|NO_SUCH_BUCKET|ContainerNotFound|BucketNotFound",
+        "the bucket does not exist: create it",
+    ),
     (
         (
             r"InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated|\b401\b"
-            r"|ExpiredToken|InvalidToken"
+            r"|ExpiredToken|InvalidToken|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
         ),
         "the credentials are refused: set access key and secret, or a profile",
     ),
-    (r"RequestTimeTooSkewed|RequestTimeSkewed", "the clock of this machine is wrong: set it"),
+    (
+        r"RequestTimeTooSkewed|REQUEST_TIME_TOO_SKEWED|RequestTimeSkewed",
+        "the clock of this machine is wrong: set it",
+    ),
     (
         r"AuthorizationHeaderMalformed|PermanentRedirect|IllegalLocationConstraint|\b301\b",
-        "the region or the endpoint is not that of the bucket: set aws_region",
+        "the region or the endpoint is not that of the bucket: set aws_region (s3.region)",
     ),
-    (r"AccessDenied|Forbidden|\b403\b", "the role may not do this: let it list, get, put, delete"),
+    (
+        r"AccessDenied|ACCESS_DENIED|Forbidden|\b403\b",
+        "the role may not do this: let it list, get, put, delete",
+    ),
     (
         (
             r"169\.254\.169\.254|metadata\.google|CredentialsNotLoaded|MissingCredentials"
@@ -75,10 +85,10 @@ _CAUSES = (
     ),
     (
         (
-            r"error sending request|tcp connect|dns error|timed out|operation timeout|builder error"
-            r"|URL scheme is not allowed"
+            r"error sending request|NETWORK_CONNECTION|tcp connect|dns error|timed out"
+            r"|operation timeout|builder error|URL scheme is not allowed"
         ),
-        "the endpoint cannot be reached: check aws_endpoint_url, and allow_http without TLS",
+        "the endpoint cannot be reached: check aws_endpoint_url (s3.endpoint), and allow_http",
     ),
     (r"\b503\b|SlowDown|TooManyRequests|\b429\b", "the storage throttles: try again later"),
 )
@@ -108,7 +118,7 @@ class Storage:
     """
 
     url: str
-    options: Mapping[str, str]
+    options: Mapping[str, str] = field(repr=False)
 
     @classmethod
     def of(cls, address: Address) -> Storage:
@@ -183,6 +193,7 @@ class Storage:
         for name, value in self.options.items():
             if value and _SECRET.search(name.lower()):
                 text = text.replace(value, "***")
+        text = _USER.sub("//***@", text)
         found = " ".join(text.split()).rstrip(". ")
         return found[:300] or type(error).__name__
 

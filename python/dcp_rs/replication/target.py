@@ -348,7 +348,7 @@ class Address:
     @property
     def is_catalog(self) -> bool:
         """Whether it is the name of a catalog that pyiceberg's configuration has."""
-        return self.scheme == "iceberg" and bool(self.host)
+        return self.scheme == "iceberg" and bool(self.host or self.storage)
 
     def allow(self, *names: str) -> None:
         """Checks that the URL has no other options than these.
