@@ -181,3 +181,28 @@ def test_catalogs_that_are_none(url, said):
 def test_iceberg_has_no_table_of_documents(cluster, tmp_path):
     with pytest.raises(ConfigError, match=r"docs/guides/spark\.md"):
         replicas.replicate(cluster, f"iceberg://{tmp_path}/lake", mode="table")
+
+
+def test_tables_in_storage_are_not_compared(cluster):
+    with cluster.connect() as client, pytest.raises(ConfigError, match="are not compared"):
+        dcp_rs.verify(client, "delta+s3://bucket/path")
+
+
+@pytest.mark.parametrize("scheme", ["delta", "parquet"])
+def test_each_collection_has_a_table_below_a_path(cluster, stored, scheme):
+    url = f"{scheme}+s3://{stored.place['bucket']}/lake"
+    options = {"mode": "log", "tables": "{scope}/{collection}", "storage_options": stored.to_read}
+    cluster.create_scope("inventory")
+    cluster.create_collection("inventory.hotel")
+    cluster.upsert("hotel_1", {}, collection="inventory.hotel")
+    done = replicas.replicate(cluster, url, **options)
+    assert done.tables["inventory/hotel"].changes
+    there = stored.objects("lake/inventory/hotel")
+    assert any(each.endswith(".parquet") for each in there)
+    cluster.upsert("hotel_2", {}, collection="inventory.hotel")
+    done = replicas.replicate(cluster, url, **options)
+    assert done.tables["inventory/hotel"].changes == 1, "it goes on from its state"
+    cluster.drop_collection("inventory.hotel")
+    replicas.replicate(cluster, url, on_drop="drop", **options)
+    assert not stored.objects("lake/inventory/hotel")
+    assert stored.objects("lake/_default/_default")

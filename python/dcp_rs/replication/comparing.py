@@ -66,6 +66,11 @@ def verify(
 
 
 def _contents(address: Address) -> Contents:
+    if address.storage:
+        raise ConfigError(
+            f"tables in {address.storage} are not compared: only those of a database or on a disk",
+            option="target",
+        )
     if address.scheme not in _CONTENTS:
         known = ", ".join(f"{each}://" for each in _CONTENTS)
         raise ConfigError(
