@@ -70,8 +70,9 @@ class DeltaTarget:
                     option="target",
                 )
             self._states = DeltaStates(self._table.folder)
-        # Version of the last transaction.
+        # Version of the last transaction, and whether this process has made one.
         self._transaction: int | None = None
+        self._has_claimed = False
         self._rejects: DeltaRejects | None = None
         # Whether the rows are not what the state says, and the next commit replaces them.
         self._is_moved = False
@@ -217,6 +218,7 @@ class DeltaTarget:
     def _claim(self, state: State | None) -> None:
         """Fails the commits that other processes have begun, and removes files that none names."""
         before, since = self._transaction, self._table.last
+        self._has_claimed = state is None or not state.moved
         if state is not None and state.moved:
             return  # After a commit of ours, the next start would not see what others did.
         if before is not None and self._states.since(before) is not None:
@@ -270,6 +272,9 @@ class DeltaTarget:
             raise
         self._is_moved = False
         self._transaction = number
+        if self._storage is not None and not self._has_claimed:
+            self._has_claimed = True
+            self._table.clean_objects(None)
         self._states.keep(number, rows=self._table.rows)
         return applied[0] if applied[0] is not given else None
 

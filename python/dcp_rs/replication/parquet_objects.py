@@ -134,6 +134,8 @@ class StoredParquet(ParquetLog):
         self._log = NumberedObjects(storage)
         super().__init__(storage.url, self._log)
         self._rejects = NumberedObjects(storage.beside(SUFFIX))
+        # Whether this process has made a commit, if only one without rows.
+        self._has_claimed = False
 
     def open(self, schema: pa.Schema, mode: Mode) -> State | None:  # noqa: ARG002 - a log only
         """See `dcp_rs.replication.Target.open`."""
@@ -143,13 +145,13 @@ class StoredParquet(ParquetLog):
         self._check_files(found)
         state = self._load(found.sizes, schema) if found.sizes else None
         self._commits = 0 if state is None else state.commits
-        has_claimed = False
+        self._has_claimed = False
         if state is None:
             self._log.objects.check_conditional()
         elif not state.moved:
             # The load that follows if it is moved does not go on from these files.
-            state, has_claimed = self._claim(state, schema), True
-        self._clean_rejects(has_claimed=has_claimed)
+            state, self._has_claimed = self._claim(state, schema), True
+        self._clean_rejects()
         return state
 
     def stored(self) -> State | None:
@@ -182,11 +184,11 @@ class StoredParquet(ParquetLog):
         self._next = replace(tie, bytes_before=tie.bytes_before + size)
         self._commits = state.commits
 
-    def _clean_rejects(self, *, has_claimed: bool) -> None:
+    def _clean_rejects(self) -> None:
         """Removes the rejects of attempts that are not in the log, and cannot come to it."""
         there = self._log.listing().sizes
         for name, (number, attempt) in self._rejects.attempts().items():
-            is_undone = has_claimed and number > self._commits
+            is_undone = self._has_claimed and number > self._commits
             if number in there:
                 is_undone = not self._log.is_of(number, attempt)
             if is_undone:
@@ -207,6 +209,10 @@ class StoredParquet(ParquetLog):
             if len(commit.rejects):
                 self._rejects.objects.remove([rejects])
             raise
+        if not self._has_claimed:
+            # From now on, no other process can commit what it has begun.
+            self._has_claimed = True
+            self._clean_rejects()
 
     def close(self) -> None:
         """Does nothing: no connection is kept."""
