@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import file_name, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
-from dcp_rs.exceptions import CheckpointError
+from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.importing import import_checkpoint
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def checkpoint() -> None:
-    """Show, reset or copy a checkpoint."""
+    """Show, reset, copy or import a checkpoint."""
 
 
 def _of_vbuckets(command: Callable[..., None]) -> Callable[..., None]:
@@ -96,6 +97,53 @@ def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json:
         print(json.dumps({"file": to, "vbuckets": sorted(kept.positions)}))
     else:
         print(f"{to}: {len(kept)} vBuckets")
+
+
+@checkpoint.command(name="import")
+@click.argument("file", metavar="FROM", type=file_name)
+@click.argument("to", metavar="TO", type=file_name)
+@click.option(
+    "--from",
+    "made_by",
+    type=click.Choice(["go-dcp", "kafka-connect"]),
+    required=True,
+    help="The client that stored FROM.",
+)
+@click.option("--bucket-uuid", help="UUID of the bucket, which kafka-connect does not store.")
+@click.option(
+    "--collection-id",
+    "collection_ids",
+    multiple=True,
+    help="ID of a collection, as 0x8, if the client read only some. Repeatable.",
+)
+@click.option("--force", is_flag=True, help="Overwrite TO if it exists.")
+@output_options
+def import_(
+    file: str,
+    to: str,
+    made_by: Literal["go-dcp", "kafka-connect"],
+    bucket_uuid: str | None,
+    collection_ids: tuple[str, ...],
+    *,
+    force: bool,
+    as_json: bool,
+) -> None:
+    """Make a checkpoint of the positions that another client stored.
+
+    The guide on moving from other clients says how to get FROM. Stop the client first.
+    """
+    if os.path.lexists(to) and not force:
+        raise CheckpointError(f"{to} already exists: use --force to overwrite it")
+    try:
+        ids = [int(each, 16) for each in collection_ids] or None
+    except ValueError as error:
+        raise ConfigError("is no hexadecimal number", option="collection_ids") from error
+    found = import_checkpoint(file, made_by, bucket_uuid=bucket_uuid, collection_ids=ids)
+    found.save(to)
+    if as_json:
+        print(json.dumps({"file": to, "vbuckets": sorted(found.positions)}))
+    else:
+        print(f"{to}: {len(found)} vBuckets of the bucket {found.bucket_uuid}")
 
 
 def _chosen(file: str, kept: Checkpoint, vbuckets: set[int] | None) -> set[int]:
