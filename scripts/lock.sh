@@ -14,7 +14,7 @@ lock() {
 lock build --group build
 lock release --group release
 lock demo --extra demo
-lock test --extra polars --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra kafka --extra object-store --group test --group docs
+lock test --extra dlt --extra polars --extra cli --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra kafka --extra object-store --group test --group docs
 # Versions of PySpark other than that, and all else as in the file above.
 pinned=$(mktemp)
 trap 'rm -f "$pinned"' EXIT
@@ -23,4 +23,5 @@ for version in 4.0 4.1 4.2; do
     lock "spark-$version" --extra spark --extra delta --group spark --constraints "$pinned"
 done
 # The lowest versions of what users install, and the newest of what that needs.
-lock lowest --resolution lowest-direct --all-extras --group lowest --group readers
+# Ray has an environment of its own, in tests/engines.
+lock lowest --resolution lowest-direct --extra dlt --extra polars --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra object-store --extra opentelemetry --extra prometheus --group lowest --group readers

@@ -18,6 +18,7 @@ TESTED = {
     "click": ("8.2", "8.5"),
     "confluent-kafka": ("2.6", "2.16"),
     "deltalake": ("1.6.1", "1.6"),
+    "dlt": ("1.31", "1.31"),
     "duckdb": ("1.5.1", "2.0"),
     "obstore": ("0.8", "0.12"),
     "opentelemetry-api": ("1.30", "1.45"),

@@ -38,6 +38,7 @@ RUN = [page for page in pages() if page not in [*SPARK, *PYTEST]]
 @pytest.mark.parametrize("page", RUN)
 def test_the_blocks_of_a_page_run_as_printed(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RUNTIME__DLTHUB_TELEMETRY", "false")
     names = {"__name__": "page"}
     run = [block for block in blocks_of(page) if not (block.is_spark or block.is_of_engines)]
     assert run

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import dcp_rs
+import dcp_rs.dlt
 import dcp_rs.polars
 import dcp_rs.ray
 import dcp_rs.spark
@@ -116,6 +117,7 @@ USES = {
     "duckdb": lambda _, folder: open_target(f"duckdb://{folder}/t"),
     "obstore": lambda *_: dcp_rs.ObjectStore(None, "prefix"),
     "opentelemetry-api": lambda client, _: metrics.instrument(client.stream(until="now")),
+    "dlt": lambda client, _: dcp_rs.dlt.source(client),
     "pandas": lambda *_: dcp_rs.ChangeBatch.to_pandas(None),
     "polars": lambda client, _: dcp_rs.polars.scan(client),
     "prometheus-client": lambda *_: metrics.PrometheusCollector(),

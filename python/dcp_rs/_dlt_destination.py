@@ -1,0 +1,155 @@
+"""What a destination of dlt has of a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs.exceptions import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    import pyarrow as pa
+
+_ROWS = 50_000
+
+
+@dataclass(frozen=True)
+class Destination:
+    """The table of a resource, read while dlt extracts."""
+
+    pipeline: Any
+    schema: Any
+    table: str
+
+    @classmethod
+    def of_resource(cls, name: str, table_format: str | None) -> Destination:
+        """Returns the table of a resource that is being extracted.
+
+        Raises:
+            ConfigError: The destination does not merge, or lacks packages that were extracted.
+        """
+        import dlt
+
+        pipeline, schema = dlt.current.pipeline(), dlt.current.source_schema()
+        # The source's own does not have the columns yet.
+        schema = pipeline.schemas.get(schema.name, schema)
+        found = cls(pipeline, schema, schema.naming.normalize_tables_path(name))
+        _check_merges(pipeline.destination, name, table_format)
+        pending = pipeline.list_normalized_load_packages()
+        if pending or pipeline.list_extracted_load_packages():
+            raise ConfigError(
+                "has packages that are not loaded yet: load them before you extract again, as "
+                "pipeline.run does",
+                option="pipeline",
+            )
+        return found
+
+    def high_seqnos(self) -> dict[int, int]:
+        """Returns the highest seqno that the table has, by vBucket."""
+        query = "SELECT {vbucket}, MAX({seqno}) FROM {table} GROUP BY {vbucket}"
+        found: dict[int, int] = {}
+        for batch in self._select(query, ["vbucket", "seqno"], None):
+            grouped = batch.group_by("vbucket").aggregate([("seqno", "max")])
+            for row in grouped.to_pylist():
+                vbucket, seqno = int(row["vbucket"]), int(row["seqno_max"])
+                found[vbucket] = max(seqno, found.get(vbucket, 0))
+        return found
+
+    def keys(self, vbuckets: Collection[int]) -> Iterator[pa.Table]:
+        """Returns the keys of vBuckets, with `vbucket`."""
+        return self.keys_above(dict.fromkeys(vbuckets, -1))
+
+    def keys_above(self, seqnos: Mapping[int, int]) -> Iterator[pa.Table]:
+        """Returns the keys of rows above a seqno of their vBucket, with `vbucket`."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        if not seqnos:
+            return
+        of = ", ".join(map(str, sorted(seqnos)))
+        query = "SELECT {key}, {vbucket}, {seqno} FROM {table} WHERE {vbucket} "
+        query += f"IN ({of})"
+        limits = pa.array(seqnos.values(), pa.int64())
+        known = pa.array(seqnos.keys(), pa.int64())
+        for batch in self._select(query, ["key", "vbucket", "seqno"], sorted(seqnos)):
+            place = pc.index_in(batch["vbucket"].cast(pa.int64()), value_set=known)
+            above = pc.greater(batch["seqno"].cast(pa.int64()), limits.take(place))
+            yield batch.filter(above).select(["key", "vbucket"])
+
+    def _select(
+        self, query: str, columns: list[str], vbuckets: list[int] | None
+    ) -> Iterator[pa.Table]:
+        from dlt.common.destination.exceptions import DestinationUndefinedEntity
+
+        if not self._is_known():
+            return
+        try:
+            if self._format == "delta":
+                yield from self._scan_delta(columns, vbuckets)
+            else:
+                yield from self._query(query, columns)
+        except DestinationUndefinedEntity:
+            # dlt forgets what is gone only when it loads again.
+            return
+
+    def _is_known(self) -> bool:
+        table = self.schema.tables.get(self.table)
+        return table is not None and "seqno" in table["columns"]
+
+    @property
+    def _format(self) -> str | None:
+        found: str | None = self.schema.tables[self.table].get("table_format")
+        return found
+
+    def _scan_delta(self, columns: list[str], vbuckets: list[int] | None) -> Iterator[pa.Table]:
+        """Reads a table of files without the extension that DuckDB would fetch for it."""
+        import pyarrow as pa
+        import pyarrow.compute as pc
+        from dlt.common.libs.deltalake import get_delta_tables
+
+        table = get_delta_tables(self.pipeline, self.table, schema_name=self.schema.name)
+        chosen = None if vbuckets is None else pc.field("vbucket").isin(vbuckets)
+        scanned = (
+            table[self.table]
+            .to_pyarrow_dataset()
+            .scanner(columns=columns, filter=chosen, batch_size=_ROWS)
+        )
+        for batch in scanned.to_batches():
+            yield pa.Table.from_batches([batch])
+
+    def _query(self, query: str, columns: list[str]) -> Iterator[pa.Table]:
+        with self.pipeline.sql_client(schema_name=self.schema.name) as client:
+            names = {
+                name: client.escape_column_name(self.schema.naming.normalize_identifier(name))
+                for name in columns
+            }
+            text = query.format(table=client.make_qualified_table_name(self.table), **names)
+            with client.execute_query(text) as cursor:
+                for table in cursor.iter_arrow(chunk_size=_ROWS):
+                    # Some databases return names in capitals.
+                    yield table.rename_columns(columns)
+
+
+def _check_merges(destination: Any, table: str, table_format: str | None) -> None:
+    """Checks that a destination replaces rows, which dlt otherwise appends in silence.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    capabilities = destination.capabilities()
+    strategies = capabilities.supported_merge_strategies or ()
+    if capabilities.merge_strategies_selector is not None:
+        of_table = {"name": table, "table_format": table_format}
+        strategies = capabilities.merge_strategies_selector(strategies, table_schema=of_table)
+    if {"delete-insert", "upsert"}.isdisjoint(strategies):
+        raise ConfigError(
+            f"{destination.destination_name} does not replace rows"
+            + (
+                ': pass table_format="delta"'
+                if table_format is None and destination.destination_name == "filesystem"
+                else ", so deletions and changes would be appended: choose another one"
+            ),
+            option="table_format",
+        )
