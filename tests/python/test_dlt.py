@@ -16,7 +16,7 @@ import dcp_rs
 import dcp_rs.dlt
 from dcp_rs.exceptions import ConfigError
 from dlt_runs import pipeline_of, source_of, table_of
-from test_plans_property import VBUCKETS, Bucket
+from plan_worlds import VBUCKETS, Bucket
 
 KINDS = ["duckdb", "delta"]
 
