@@ -4,8 +4,8 @@ Usage: scripts/bench_gate.py [--update]
 
 Times are noisy where CI runs; instruction counts of the same program are not. Each part is run
 twice, with few and with more passes, and the difference is the part's own work. A part fails if it
-needs over 2 % more instructions per change, or vBucket rolled back, than in `benches/instructions.json`, or over 2 % fewer,
-since the baseline has to keep up with improvements.
+needs over 2 % more instructions, per change or vBucket that is rolled back, than in
+`benches/instructions.json`, or over 2 % fewer, since the baseline has to keep up with improvements.
 
 The baseline is valid for one compiler and one kind of processor. With others, or without valgrind,
 nothing is compared, and a message says so.

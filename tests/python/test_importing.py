@@ -5,7 +5,6 @@ couchbase/metadata.go) and of the connector (SourceOffset.java, CouchbaseSourceT
 """
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from dcp_rs.importing import import_checkpoint
 from reading import rows_of
 
 UUID = "0123456789abcdef0123456789abcdef"
-WRITTEN = Path(__file__).with_name("kept") / "go_dcp.json"
 LARGE = 0xFEDCBA9876543210
 POSITIONS = {0: (17, 10, 20, LARGE), 3: (9, 0, 9, 123456789)}
 
@@ -182,14 +180,6 @@ def test_wrong_arguments_are_refused(tmp_path):
         import_checkpoint(tmp_path / "none", "go-dcp")
     with pytest.raises(DcpError):
         import_checkpoint(tmp_path / "none", "debezium")
-
-
-def test_what_go_dcp_itself_has_written(tmp_path):
-    """By its file metadata, of the commit 497dc6e5, with numbers that JSON readers round."""
-    found = read(tmp_path, "file", WRITTEN.read_bytes())
-    assert found.positions[0].vbuuid == LARGE
-    assert found.seqnos == {0: 17, 1: 5, 3: 9}
-    assert (found.positions[0].snapshot_start, found.positions[0].snapshot_end) == (10, 20)
 
 
 def test_the_command_writes_a_checkpoint_that_it_shows(tmp_path, capfd):

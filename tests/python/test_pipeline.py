@@ -89,6 +89,14 @@ def test_tables_may_be_a_mapping(file, tmp_path):
     assert tables_of(tmp_path / "lake.duckdb") == {"t_airline", "t_hotel"}
 
 
+def test_options_of_a_storage_are_a_table(file):
+    path = file()
+    path.write_text(path.read_text() + '[storage_options]\naws_region = "eu-west-1"\n')
+    assert _pipeline.given_in(path)["storage_options"] == {"aws_region": "eu-west-1"}
+    path.write_text(path.read_text().replace('"eu-west-1"', "1") + "[more]\n")
+    assert "there is no such key" in refused(path)
+
+
 def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monkeypatch):
     made = {name: tmp_path / f"{name}.duckdb" for name in ("lake", "variable", "flag")}
     steps = [(), (f"--target=duckdb://{made['flag']}",)]
@@ -211,7 +219,7 @@ def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):
 
 def test_every_option_of_replicate_is_a_key():
     options = {
-        option.removeprefix("--").replace("-", "_")
+        each.name if each.multiple else option.removeprefix("--").replace("-", "_")
         for each in _program._program.commands["replicate"].params
         for option in each.opts
         if not getattr(each, "hidden", False)

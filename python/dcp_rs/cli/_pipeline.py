@@ -31,12 +31,17 @@ _SECRETS = {
 _CONNECTION = "connection"
 # A mapping of tables is no option of the command line.
 _TABLES = "tables"
+# A list of KEY=VALUE on the command line.
+_STORAGE = "storage_options"
 _META = "dcp_rs.cli.pipeline"
 _MOST_BYTES = 1024 * 1024
 _SOURCES = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 
 
 def _key(parameter: click.Parameter) -> str:
+    # What may be repeated is a list, which has the name of Python's argument.
+    if parameter.multiple:
+        return str(parameter.name)
     return max(parameter.opts, key=len).removeprefix("--").replace("-", "_")
 
 
@@ -180,6 +185,8 @@ def _for_click(parameter: click.Parameter, value: Any) -> Any:
         return value if is_number and isinstance(value, int) else None
     if parameter.type is click.FLOAT:
         return value if is_number else None
+    if parameter.name == _STORAGE and isinstance(value, dict):
+        value = [f"{key}={each}" for key, each in value.items()]
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
         return None
@@ -201,6 +208,8 @@ def _kind(parameter: click.Parameter) -> str:
         return "a whole number"
     if parameter.type is click.FLOAT:
         return "a number"
+    if parameter.name == _STORAGE:
+        return "a table of strings"
     return "a string or a list of strings" if _is_list(parameter) else "a string"
 
 
@@ -236,6 +245,8 @@ def _schema_of(parameter: click.Parameter) -> dict[str, Any]:
         found = {"type": "integer" if parameter.type is click.INT else "number"}
     elif isinstance(parameter.type, click.Choice):
         found = {"enum": list(parameter.type.choices)}
+    elif parameter.name == _STORAGE:
+        found = {"type": "object", "additionalProperties": _TEXT}
     elif _is_list(parameter):
         found = {"oneOf": [_TEXT, {"type": "array", "items": _TEXT}]}
     elif parameter.name == _TABLES:
