@@ -616,7 +616,7 @@ LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
 STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log", "stored_iceberg-log"]
 # Which die like the others, and are tried for the rest in files of their own.
-MORTAL = [*ALL, "kafka-table", "kafka-log", *STORED]
+KAFKA = ["kafka-table", "kafka-log"]
 
 
 def make(name, request, folder):

@@ -34,7 +34,7 @@ def cluster():
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", replicas.MORTAL)
+@pytest.mark.parametrize("kind", replicas.ALL + replicas.KAFKA)
 def test_a_target_is_as_the_bucket_however_often_its_writer_is_killed(
     cluster, start_python, request, tmp_path, kind
 ):
