@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -127,9 +128,17 @@ class Destination:
             }
             text = query.format(table=client.make_qualified_table_name(self.table), **names)
             with client.execute_query(text) as cursor:
-                for table in cursor.iter_arrow(chunk_size=_ROWS):
+                tables = cursor.iter_arrow(chunk_size=_ROWS)
+                while (table := _next(tables)) is not None:
                     # Some databases return names in capitals.
                     yield table.rename_columns(columns)
+
+
+def _next(tables: Iterator[pa.Table]) -> pa.Table | None:
+    with warnings.catch_warnings():
+        # How dlt asks DuckDB 2 for rows, of which DuckDB says that there is a quicker way.
+        warnings.filterwarnings("ignore", "Arrow output on a DB-API result", UserWarning)
+        return next(tables, None)
 
 
 def _check_merges(destination: Any, table: str, table_format: str | None) -> None:

@@ -179,6 +179,7 @@ def scripts():
 @pytest.mark.parametrize("words", scripts(), ids=" ".join)
 def test_the_commands_of_scripts_have_options_that_there_are(words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "pipeline.toml").write_text('target = "duckdb:///lake.duckdb"')
     name, *arguments = words[1:]
     _program.commands[name].make_context(name, arguments)
 

@@ -19,7 +19,7 @@ def test_what_is_nearly_the_same_passes(now):
 @pytest.mark.parametrize("now", [97.0, 103.0])
 def test_more_and_fewer_instructions_are_told(now):
     (difference,) = bench_gate.differences({"decode": 100.0}, {"decode": now})
-    assert difference == f"decode: {now} instructions a change instead of 100.0"
+    assert difference == f"decode: {now} instructions instead of 100.0"
 
 
 def test_a_new_part_needs_a_baseline():
