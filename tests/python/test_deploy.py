@@ -135,7 +135,9 @@ def test_the_manifest_has_one_writer_with_few_rights():
     assert kustomization["images"][0]["name"] == container["image"]
 
 
-@pytest.mark.parametrize("path", DEPLOY.glob("*/pipeline.toml"), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "path", [*DEPLOY.glob("*/pipeline.toml")], ids=lambda path: path.parent.name
+)
 def test_the_pipelines_are_such(path, tmp_path, monkeypatch):
     (tmp_path / "password").write_text("secret")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
