@@ -18,6 +18,9 @@ from dcp_rs.exceptions import ConfigError
 from dlt_runs import pipeline_of, source_of, table_of
 from plan_worlds import VBUCKETS, Bucket
 
+# dlt's own, when a package is pending.
+pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
+
 KINDS = ["duckdb", "delta"]
 
 

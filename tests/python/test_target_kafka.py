@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import logging
 import threading
 import time
 
@@ -365,12 +366,17 @@ def test_options_come_from_a_file_of_which_no_line_is_shown(tmp_path):
     assert _PASSWORD not in repr(open_target(f"kafka://h:1?topic=a&config={file}"))
 
 
-def test_a_broker_that_does_not_answer_is_an_error_within_seconds(cluster, monkeypatch):
+def test_a_broker_that_does_not_answer_is_an_error_within_seconds(
+    cluster, monkeypatch, caplog, capfd
+):
     monkeypatch.setattr(contact, "_CONTACT", 2.0)
     before = time.monotonic()
     with pytest.raises(ConnectError, match=r"127\.0\.0\.1:1"):
         replicate(cluster, "kafka://127.0.0.1:1?topic=a")
     assert time.monotonic() - before < 12
+    # The error says it once.
+    assert capfd.readouterr() == ("", "")
+    assert [each for each in caplog.records if each.levelno >= logging.INFO] == []
 
 
 def _of_the_limited(broker, folder, password):

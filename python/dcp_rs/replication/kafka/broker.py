@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dcp_rs.replication.kafka.settings import Settings
+
+_log = logging.getLogger("dcp_rs.replication.kafka")
 
 # Seconds.
 _CONTACT = 8.0
@@ -81,7 +84,7 @@ class Broker:
         self._seen: list[Any] = []
         options = settings.client | {"error_cb": self._seen.append}
         try:
-            self._admin = self._api.AdminClient(options, logger=_silent())
+            self._admin = self._api.AdminClient(options, logger=_Quiet())
         except self._kafka.KafkaException as error:
             raise self.failure(error) from None
 
@@ -230,7 +233,7 @@ class Broker:
                 "fetch.wait.max.ms": "20",
                 "queued.max.messages.kbytes": "16384",
             },
-            logger=_silent(),
+            logger=_Quiet(),
         )
         try:
             yield from self._read(consumer, topic)
@@ -268,8 +271,10 @@ class Broker:
                 )
 
 
-def _silent() -> Any:
-    """Returns a logger for librdkafka, whose errors are raised."""
-    import logging
+class _Quiet:
+    """A logger for librdkafka: what goes wrong for good is raised, the rest is for debugging."""
 
-    return logging.getLogger("dcp_rs.kafka")
+    def log(self, _level: int, *message: object) -> None:
+        """Takes a record."""
+        text, *arguments = message
+        _log.debug(str(text), *arguments)
