@@ -147,6 +147,12 @@ def stages(first_world: int) -> list[Stage]:
             for target in ("delta", "iceberg", "parquet")
         ),
         Stage(
+            "dlt",
+            "twenty random histories into DuckDB and Delta by dlt, kills at each step, lost packages",
+            [*pytest, "tests/python/test_dlt.py"],
+            {"DCP_DLT_SEEDS": "20"},
+        ),
+        Stage(
             "tables",
             "a thousand collections, each a table of each target",
             [*pytest, "tests/python/test_hundreds_of_tables.py"],

@@ -22,6 +22,8 @@ from plan_worlds import VBUCKETS, Bucket
 pytestmark = pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")
 
 KINDS = ["duckdb", "delta"]
+# They take minutes; `make long` sets it.
+long = pytest.mark.skipif("DCP_DLT_SEEDS" not in os.environ, reason="set DCP_DLT_SEEDS")
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +90,7 @@ def run_until(step, folder, kind, cluster):
 STEPS = ["in extract", "after extract", "after normalize", "in load", "before commit", "after load"]
 
 
+@long
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_killed_at_each_step_is_finished_by_later_ones(tmp_path, kind):
     rng = random.Random(7)
@@ -111,6 +114,7 @@ def test_a_run_killed_at_each_step_is_finished_by_later_ones(tmp_path, kind):
             assert documents(pipeline, kind) == expected(bucket), step
 
 
+@long
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_lost_package_left_behind_is_found(tmp_path, kind):
     """Rows of a branch that is gone, which the restored state knows nothing of."""
