@@ -148,7 +148,7 @@ def stages(first_world: int) -> list[Stage]:
         ),
         Stage(
             "dlt",
-            "twenty random histories into DuckDB and Delta by dlt, kills at each step, lost packages",
+            "twenty random histories by dlt into DuckDB and Delta, kills at each step, lost packages",
             [*pytest, "tests/python/test_dlt.py"],
             {"DCP_DLT_SEEDS": "20"},
         ),
