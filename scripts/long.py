@@ -148,8 +148,8 @@ def stages(first_world: int) -> list[Stage]:
         ),
         Stage(
             "dlt",
-            "twenty random histories by dlt into DuckDB and Delta, kills at each step, and packages "
-            "that are lost",
+            "twenty random histories by dlt into DuckDB and Delta, kills at each step, and "
+            "packages that are lost",
             [*pytest, "tests/python/test_dlt.py"],
             {"DCP_DLT_SEEDS": "20"},
         ),
