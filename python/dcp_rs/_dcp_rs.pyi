@@ -31,6 +31,7 @@ __all__ = [
     "DocumentDecoder",
     "EmbeddedCluster",
     "Inference",
+    "KafkaProducer",
     "Pending",
     "Planner",
     "ReadPlan",
@@ -180,7 +181,7 @@ _Bytes: TypeAlias = tuple[memoryview, memoryview, memoryview]
 
 @final
 class KafkaProducer:
-    def __init__(self, library: str, config: list[tuple[str, str]]) -> None: ...
+    def __new__(cls, library: str, config: list[tuple[str, str]]) -> KafkaProducer: ...
     def init(self, timeout: float) -> None: ...
     def begin(self) -> None: ...
     def commit(self, timeout: float) -> None: ...
