@@ -17,6 +17,7 @@ import dcp_rs
 import dcp_rs.spark
 from dcp_rs import _dcp_rs, debug, exceptions, planner, testing
 from dcp_rs.replication import decoding
+from dcp_rs.replication.kafka import session
 
 ERRORS = Path(__file__).parents[2] / "docs/reference/errors.md"
 MODULES = sorted(
@@ -164,6 +165,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "Client": dcp_rs.Client,
         "DocumentDecoder": decoding.Decoder,
         "Inference": decoding.Inference,
+        "KafkaProducer": session.Session,
         "Pending": dcp_rs.AsyncClient,
         "Planner": planner.Planner,
         "ReadPlan": dcp_rs.Partition,
