@@ -135,9 +135,9 @@ unsafe extern "C" fn log(_: *const c_void, level: c_int, _: *const c_char, line:
     let line = unsafe { text(line) };
     // Its brokers come and go, which it deals with: what is wrong, a call returns as an error.
     let _ = std::panic::catch_unwind(|| match level {
-        ..=2 => tracing::warn!("{line}"),
-        3..=5 => tracing::info!("{line}"),
-        _ => tracing::debug!("{line}"),
+        ..=2 => tracing::warn!(name: "librdkafka", "{line}"),
+        3..=5 => tracing::info!(name: "librdkafka", "{line}"),
+        _ => tracing::debug!(name: "librdkafka", "{line}"),
     });
 }
 

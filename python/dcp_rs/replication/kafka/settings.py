@@ -139,8 +139,6 @@ class Settings:
             "queue.buffering.max.kbytes": "65536",
             "queue.buffering.max.messages": "500000",
             "linger.ms": "20",
-            # It would write to standard error whenever it connects again.
-            "log_level": "0",
             **self.config,
             "bootstrap.servers": self.brokers,
             "transactional.id": self.transactional_id,
