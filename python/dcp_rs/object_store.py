@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import random
 import re
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from dcp_rs import _checks
+from dcp_rs import _checks, _obstore
 from dcp_rs._claims import Claims, joined, read_owners, write_owners
 from dcp_rs._libraries import require
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.exceptions import CheckpointError, ConfigError, ForkedProcessError
+from dcp_rs.exceptions import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -222,10 +221,6 @@ class ObjectStore:
         return f"<dcp_rs.ObjectStore {self._prefix!r} in {type(self._store).__name__}>"
 
 
-# The process that has called obstore, whose threads a fork does not copy.
-_used_in: int | None = None
-
-
 class _Failing:
     """Converts errors of the storage to `CheckpointError`.
 
@@ -237,13 +232,7 @@ class _Failing:
         self._name, self._what = name, what
 
     def __enter__(self) -> None:
-        global _used_in  # noqa: PLW0603 - the state of the process is what it is about
-        if _used_in is not None and _used_in != os.getpid():
-            raise ForkedProcessError(
-                f"process {_used_in} used obstore before the fork, after which it never answers: "
-                "start children with the method spawn of multiprocessing"
-            )
-        _used_in = os.getpid()
+        _obstore.use()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         from obstore.exceptions import BaseError

@@ -162,6 +162,7 @@ def _remove_a_file(replica):
 
 def _remove_topic(replica):
     replica.broker.remove(replica.name)
+    return True
 
 
 def _remove_newest_objects(replica):

@@ -11,8 +11,9 @@ import secrets
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dcp_rs import _obstore
 from dcp_rs._libraries import require
-from dcp_rs.exceptions import ConfigError, ForkedProcessError
+from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -403,10 +404,6 @@ def _retries() -> Any:
     }
 
 
-# The process that has called obstore, whose threads a fork does not copy.
-_used_in: int | None = None
-
-
 class _Failing:
     """Converts errors of the storage."""
 
@@ -414,13 +411,7 @@ class _Failing:
         self._storage, self._errors = storage, errors
 
     def __enter__(self) -> None:
-        global _used_in  # noqa: PLW0603 - the state of the process is what it is about
-        if _used_in is not None and _used_in != os.getpid():
-            raise ForkedProcessError(
-                f"process {_used_in} used obstore before the fork, after which it never answers: "
-                "start children with the method spawn of multiprocessing"
-            )
-        _used_in = os.getpid()
+        _obstore.use()
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._errors and isinstance(error, self._errors):
