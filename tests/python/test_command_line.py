@@ -548,6 +548,9 @@ def test_options_are_called_as_in_python():
     options = set(inspect.signature(dcp_rs.replicate).parameters) - {
         "client", "target", "stop", "on_progress"
     }  # fmt: skip
+    # One at a time.
+    assert "--storage-option KEY=VALUE" in shown
+    options -= {"storage_options"}
     assert [o for o in sorted(options) if f"--{o.replace('_', '-')}" not in shown] == []
 
 

@@ -628,7 +628,8 @@ def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchem
 def _checked(target: Target | Database, settings: Settings) -> Settings:
     """Returns the settings for a target, which it can have."""
     if settings.mode not in list(target.modes):
-        why = getattr(target, "why_not", {}).get(settings.mode)
+        found = getattr(target, "why_not", {})
+        why = next((why for mode, why in found.items() if mode == settings.mode), None)
         raise ConfigError(
             f"must be {' or '.join(sorted(target.modes))} for this target, not {settings.mode!r}"
             f"{f', since {why}' if why else ''}",
