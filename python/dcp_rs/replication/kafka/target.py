@@ -186,7 +186,9 @@ class KafkaTarget:
             pc.fill_null(pc.binary_length(documents), 0).cast(pa.int64()),
             pc.fill_null(pc.binary_length(rows["key"]), 0).cast(pa.int64()),
         )
-        return [int(each) for each in pc.indices_nonzero(pc.greater(size, limit)).to_pylist()]
+        # PyArrow 18 crashes on the indices of several chunks.
+        is_large = pc.greater(size, limit).combine_chunks()
+        return [int(each) for each in pc.indices_nonzero(is_large).to_pylist()]
 
     def _check_collections(self, rows: pa.Table) -> None:
         settings = self._session.settings
