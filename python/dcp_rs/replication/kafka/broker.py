@@ -242,12 +242,26 @@ class Broker:
         finally:
             consumer.close()
 
+    def _ends(self, consumer: Any, place: Any) -> tuple[int, int]:
+        """Returns the first offset of a partition and the one after its last."""
+        until = time.monotonic() + _REQUEST
+        while True:
+            try:
+                first, end = consumer.get_watermark_offsets(place, timeout=_REQUEST)
+            except self._kafka.KafkaException as error:
+                # Of a topic that was made again, the library may ask the broker of the one before.
+                if not error.args[0].retriable() or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
+            else:
+                return first, end
+
     def _read(self, consumer: Any, topic: Topic) -> Iterator[Any]:
         ends: dict[int, int] = {}
         starts = []
         for number in range(topic.partitions):
             place = self._kafka.TopicPartition(topic.name, number)
-            first, end = consumer.get_watermark_offsets(place, timeout=_REQUEST)
+            first, end = self._ends(consumer, place)
             if first < end:
                 ends[number] = end
                 starts.append(self._kafka.TopicPartition(topic.name, number, first))

@@ -294,7 +294,7 @@ class Prepared:
         # In order, and what concerns a vBucket in each partition.
         special = pc.is_in(rows["op"], pa.array(["rollback", "system_event"]))
         begin = 0
-        for at in [*pc.indices_nonzero(special).to_pylist(), len(rows)]:
+        for at in [*pc.indices_nonzero(special.combine_chunks()).to_pylist(), len(rows)]:
             part = rows.slice(begin, at - begin)
             if len(part):
                 own = documents.slice(begin, at - begin)
