@@ -31,6 +31,8 @@ _REQUEST = 15.0
 # To wait for the transactions of others, which a broker aborts after a minute by default.
 _READ = 90.0
 _RECORDS = 10_000
+# What a broker says while another one begins to lead a partition.
+_PASSING = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART"}
 # What this process has loaded.
 _MAPS = Path("/proc/self/maps")
 
@@ -250,8 +252,10 @@ class Broker:
                 first, end = consumer.get_watermark_offsets(place, timeout=_REQUEST)
             except self._kafka.KafkaException as error:
                 # Of a topic that was made again, the library may ask the broker of the one before.
-                if not error.args[0].retriable() or time.monotonic() > until:
+                is_passing = error.args[0].name() in _PASSING
+                if not is_passing or time.monotonic() > until:
                     raise
+                consumer.list_topics(place.topic, timeout=_REQUEST)
                 time.sleep(0.1)
             else:
                 return first, end
