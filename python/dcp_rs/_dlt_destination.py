@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -127,8 +128,12 @@ class Destination:
                 for name in columns
             }
             text = query.format(table=client.make_qualified_table_name(self.table), **names)
-            with client.execute_query(text) as cursor:
-                tables = cursor.iter_arrow(chunk_size=_ROWS)
+            # A result that is not read to its end goes before its connection: for one that has
+            # outlived it, DuckDB waits forever when the database is opened again.
+            with (
+                client.execute_query(text) as cursor,
+                contextlib.closing(cursor.iter_arrow(chunk_size=_ROWS)) as tables,
+            ):
                 while (table := _next(tables)) is not None:
                     # Some databases return names in capitals.
                     yield table.rename_columns(columns)
