@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 
-import confluent_kafka
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
@@ -294,8 +293,6 @@ def test_other_partitions_are_refused(cluster, kafka_broker, topic, admin):
     assert raised.value.option == "target"
 
 
-# Known: it then asks the broker that led the topic before.
-@pytest.mark.skipif(confluent_kafka.__version__.startswith("2.6"), reason="librdkafka 2.6")
 def test_a_topic_that_was_created_anew_is_loaded_anew(cluster, kafka_broker, topic):
     cluster.upsert("a", {})
     url = kafka_broker.url(topic)
