@@ -113,6 +113,15 @@ impl ChangeBatch {
     }
 }
 
+impl ChangeBatch {
+    /// An iterator per column over its cells; whole columns are converted at a time.
+    fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<std::vec::IntoIter<Bound<'py, PyAny>>>> {
+        let times = Times::new(py)?;
+        let columns = self.batch.columns().iter();
+        columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
+    }
+}
+
 /// Rows as Arrow columns, without a checkpoint.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
@@ -128,15 +137,6 @@ impl ArrowBatch {
     ) -> PyResult<Bound<'py, PyTuple>> {
         let _wish = requested_schema;
         capsules(py, &self.0)
-    }
-}
-
-impl ChangeBatch {
-    /// An iterator per column over its cells; whole columns are converted at a time.
-    fn cells<'py>(&self, py: Python<'py>) -> PyResult<Vec<std::vec::IntoIter<Bound<'py, PyAny>>>> {
-        let times = Times::new(py)?;
-        let columns = self.batch.columns().iter();
-        columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
     }
 }
 
