@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,7 @@ _REQUEST = 15.0
 # To wait for the transactions of others, which a broker aborts after a minute by default.
 _READ = 90.0
 _RECORDS = 10_000
+_ERRORS = 100
 # What a broker says while another one begins to lead a partition.
 _PASSING = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART"}
 # What this process has loaded.
@@ -83,7 +85,8 @@ class Broker:
         self._kafka = require("a Kafka target", "confluent_kafka", "kafka")
         self._api = require("a Kafka target", "confluent_kafka.admin", "kafka")
         self._settings = settings
-        self._seen: list[Any] = []
+        # The last errors: a cluster may be away for days.
+        self._seen: deque[Any] = deque(maxlen=_ERRORS)
         options = settings.client | {"error_cb": self._seen.append}
         try:
             self._admin = self._api.AdminClient(options, logger=_Quiet())
