@@ -153,6 +153,13 @@ def test_so_is_what_is_wrong_with_the_connection(file, of_connection, told):
     assert refused(file(of_connection=of_connection)).startswith(told)
 
 
+def test_a_connection_is_a_table(tmp_path):
+    path = tmp_path / "pipeline.toml"
+    path.write_text("connection = 1")
+    told = "connection of pipeline.toml: must be a table, as [connection] begins"
+    assert refused(path) == told
+
+
 def test_a_file_without_what_it_needs_is_refused(file, tmp_path):
     told = "target: is missing: add it to pipeline.toml"
     assert refused(file(but=["target"])) == told
@@ -203,6 +210,19 @@ def test_check_looks_at_a_database(file, postgres_database, tmp_path, capsys):
     (tmp_path / "lake.duckdb").write_bytes(b"no database")
     status, found = checked(capsys, file())
     assert (status, found[-1]["status"]) == (1, "failed")
+
+
+def test_check_asks_of_a_target_what_run_does(file, postgres_database, tmp_path, capsys):
+    path = file(but=["tables", "document_schema", "listen", "log_format"])
+    # A table's name may stand before what else the URL says.
+    url = postgres_database.replace("?", "?table=airlines&")
+    assert checked(capsys, path, f"--target={url}")[0] == 0
+    # A template of topics stands for tables.
+    status, found = checked(capsys, path, "--target=kafka://127.0.0.1:1?topic={scope}.{collection}")
+    assert (status, found[-1]["status"]) == (0, "ok")
+    assert found[-1]["detail"].startswith("not looked at")
+    assert run("check", path, f"--target=parquet://{tmp_path}/lake") == 1
+    assert "mode: must be log for this target" in capsys.readouterr().err
 
 
 def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):

@@ -81,8 +81,8 @@ class File:
         """Values of options, by the names of click's parameters."""
         self.tables: Mapping[str, Any] | None = None
         """Tables by patterns of collections, if it has them."""
-        for place, key, value in self._entries(_parsed(path)):
-            self._take(place, key, value)
+        for is_connection, key, value in self._entries(_parsed(path)):
+            self._take(key, value, is_connection=is_connection)
 
     def _entries(self, found: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]:
         connection = found.pop(_CONNECTION, {})
@@ -91,18 +91,19 @@ class File:
         yield from ((True, key, value) for key, value in connection.items())
         yield from ((False, key, value) for key, value in found.items())
 
-    def _take(self, place: bool, key: str, value: Any) -> None:  # noqa: FBT001 - a key of KEYS
-        called = f"{_CONNECTION}.{key}" if place else key
-        if key in _SECRETS and _SECRETS[key] in KEYS[place]:
+    def _take(self, key: str, value: Any, *, is_connection: bool) -> None:
+        called = f"{_CONNECTION}.{key}" if is_connection else key
+        keys = KEYS[is_connection]
+        if key in _SECRETS and _SECRETS[key] in keys:
             key, value = _SECRETS[key], self._variable(called, value)
         else:
             value = self._filled(called, value)
         if key == _TABLES and isinstance(value, dict):
             self.tables = value
             return
-        parameter = KEYS[place].get(key)
+        parameter = keys.get(key)
         if parameter is None:
-            raise self._unknown(place, called, key)
+            raise self._unknown(called, key, is_connection=is_connection)
         self.names[key] = self.names[str(parameter.name)] = f"{called} of {self.path.name}"
         given = _for_click(parameter, value)
         if given is None:
@@ -113,11 +114,12 @@ class File:
             raise self._wrong(called, error.message) from error
         self.values[str(parameter.name)] = given
 
-    def _unknown(self, place: bool, called: str, key: str) -> ConfigError:  # noqa: FBT001
-        if key in KEYS[not place]:
-            other = "above the first table" if place else f"in [{_CONNECTION}]"
+    def _unknown(self, called: str, key: str, *, is_connection: bool) -> ConfigError:
+        if key in KEYS[not is_connection]:
+            other = "above the first table" if is_connection else f"in [{_CONNECTION}]"
             return self._wrong(called, f"belongs {other}")
-        known = [*KEYS[place], *(each for each, of in _SECRETS.items() if of in KEYS[place])]
+        keys = KEYS[is_connection]
+        known = [*keys, *(each for each, of in _SECRETS.items() if of in keys)]
         close = difflib.get_close_matches(key, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
         return self._wrong(called, f"there is no such key: {hint}")

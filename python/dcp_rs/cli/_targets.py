@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
-from dcp_rs.replication import open_database, open_target
+from dcp_rs.replication import check_mode, open_database, open_target, template_of
 from dcp_rs.replication.target import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 
 def scheme_of(url: str) -> str:
@@ -20,26 +20,32 @@ def scheme_of(url: str) -> str:
     return url.partition(":")[0]
 
 
-def look(url: str, *, has_tables: bool) -> str:
-    """Says what is there, and what would be created.
+def look(given: Mapping[str, Any]) -> str:
+    """Says what is at the target of a replication, and what would be created.
+
+    Args:
+        given: Options of the replication.
 
     Raises:
-        ConfigError: The URL is wrong.
+        ConfigError: The URL is wrong, or the target cannot do what is asked of it.
         DcpError: Nothing can be written there.
         ImportError: The target's library is not installed.
     """
-    # Neither opens anything.
-    (open_database if has_tables else open_target)(url)
+    url, tables = given["target"], given["tables"]
+    has_tables = (template_of(url, tables) or tables) is not None
+    opening = open_database if has_tables else open_target
+    # This opens no table.
+    check_mode(opening(url, given["storage_options"]), given["mode"] or "table")
     address = Address.parse(url)
-    kinds: Mapping[str, Any] = {"duckdb": _duckdb, "postgresql": _postgres}
+    kinds: Mapping[str, Callable[[Address], str]] = {"duckdb": _duckdb, "postgresql": _postgres}
     if address.scheme in kinds:
-        return str(kinds[address.scheme](address, url))
-    if address.host:
+        return kinds[address.scheme](address)
+    if address.host or address.storage:
         return "not looked at: only its name is known to be right"
     return _folder(Path(address.path))
 
 
-def _duckdb(address: Address, _url: str) -> str:
+def _duckdb(address: Address) -> str:
     path = Path(address.path)
     if not path.exists():
         if not path.parent.is_dir():
@@ -56,11 +62,10 @@ def _duckdb(address: Address, _url: str) -> str:
     return f"a database with {_tables(count)}"
 
 
-def _postgres(_address: Address, url: str) -> str:
+def _postgres(address: Address) -> str:
     dbapi = require("a look at a PostgreSQL database", "adbc_driver_postgresql.dbapi", "postgres")
-    uri = url.partition("table=")[0].rstrip("?&") if "table=" in url else url
     try:
-        with dbapi.connect(uri) as database, database.cursor() as cursor:
+        with dbapi.connect(address.url) as database, database.cursor() as cursor:
             cursor.execute(
                 "SELECT current_user::text, current_schema()::text,"
                 " has_schema_privilege(current_schema(), 'CREATE'), count(*)::int4"

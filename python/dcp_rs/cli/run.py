@@ -83,15 +83,15 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
     with Client(given["connection"]) as client:
         names = list(client.collections(given["reading"].get("collections")))
     yield Finding("read", "collections", "ok", _listed(names))
-    url, has_tables = given["target"], given["tables"] is not None
+    target = scheme_of(given["target"])
     try:
-        found = look(url, has_tables=has_tables)
+        found = look(given)
     except ConfigError:
         raise
     except (DcpError, ImportError) as error:
-        yield Finding("target", scheme_of(url), "failed", str(error))
+        yield Finding("target", target, "failed", str(error))
     else:
-        yield Finding("target", scheme_of(url), "ok", found)
+        yield Finding("target", target, "ok", found)
 
 
 def _listed(names: list[str]) -> str:

@@ -404,7 +404,7 @@ def replicate(
         mode,
     )
     written: Tables
-    tables = _template_of(target, tables) or tables
+    tables = template_of(target, tables) or tables
     if tables is None:
         written = _one(
             _opened(target, storage_options, open_target),
@@ -501,7 +501,7 @@ def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
     return replace(base, **given)
 
 
-def _template_of(target: object, tables: object) -> str | None:
+def template_of(target: object, tables: object) -> str | None:
     """Returns the template of the topics that a URL names; `None` if it has none."""
     if not isinstance(target, str) or not target.startswith("kafka:"):
         return None
@@ -625,16 +625,25 @@ def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchem
     return OwnSchema(contract, settings.mode, getattr(target, "widens", lambda _old, _new: False))
 
 
-def _checked(target: Target | Database, settings: Settings) -> Settings:
-    """Returns the settings for a target, which it can have."""
-    if settings.mode not in list(target.modes):
+def check_mode(target: Target | Database, mode: object) -> None:
+    """Checks that a target has a mode.
+
+    Raises:
+        ConfigError: It has not.
+    """
+    if mode not in list(target.modes):
         found = getattr(target, "why_not", {})
-        why = next((why for mode, why in found.items() if mode == settings.mode), None)
+        why = next((why for each, why in found.items() if each == mode), None)
         raise ConfigError(
-            f"must be {' or '.join(sorted(target.modes))} for this target, not {settings.mode!r}"
+            f"must be {' or '.join(sorted(target.modes))} for this target, not {mode!r}"
             f"{f', since {why}' if why else ''}",
             option="mode",
         )
+
+
+def _checked(target: Target | Database, settings: Settings) -> Settings:
+    """Returns the settings for a target, which it can have."""
+    check_mode(target, settings.mode)
     takes_rejects = getattr(target, "takes_rejects", False)
     if settings.on_error == "reject" and not takes_rejects:
         raise ConfigError(
