@@ -23,6 +23,7 @@ _MODULES = (
 )  # fmt: skip
 # Seconds for which records of one reason are counted after one was shown.
 _QUIET = 10.0
+_ANSWERS = ("reloaded",)
 # Reasons that are remembered.
 _REASONS = 1000
 # A word that others chose may not take the place of one of ours.
@@ -67,8 +68,8 @@ class _AsText(logging.Formatter):
 class _Seldom(logging.Filter):
     """Lets one record of each reason through in a while, and counts the others.
 
-    A reason is an event of a logger, about a node or a table. Errors always pass, as does what was
-    asked for with the level `debug`.
+    A reason is an event of a logger, about a node or a table. Errors always pass, as do answers to
+    who reads them, and what was asked for with the level `debug`.
     """
 
     def __init__(self) -> None:
@@ -80,6 +81,8 @@ class _Seldom(logging.Filter):
             return True
         fields = getattr(record, "fields", {})
         event = getattr(record, "event", None) or record.msg
+        if event in _ANSWERS:
+            return True
         reason = (record.name, event, fields.get("node"), fields.get("table"))
         now = time.monotonic()
         shown, count = self._seen.get(reason, (-_QUIET, 0))
@@ -114,10 +117,25 @@ class Logs:
         self._handler.addFilter(_Seldom())
         logging.getLogger().addHandler(self._handler)
         logging.captureWarnings(capture=True)
+        self._set(levels)
+
+    def change_levels(self, levels: Iterable[tuple[str, int]]) -> None:
+        """Has loggers other levels than those that it began with."""
+        if self._handler is None:
+            self.begin(as_json=False)
+        self._reset()
+        self._set(levels)
+
+    def _set(self, levels: Iterable[tuple[str, int]]) -> None:
         for name, level in levels:
             logger = logging.getLogger(name)
             self._before.append((logger, logger.level))
             logger.setLevel(level)
+
+    def _reset(self) -> None:
+        for logger, level in reversed(self._before):
+            logger.setLevel(level)
+        self._before.clear()
 
     def end(self) -> None:
         """Ends, also if it was not begun."""
@@ -125,9 +143,7 @@ class Logs:
             logging.captureWarnings(capture=False)
             logging.getLogger().removeHandler(self._handler)
             self._handler, self._is_json = None, False
-            for logger, level in reversed(self._before):
-                logger.setLevel(level)
-            self._before.clear()
+            self._reset()
 
     def complain(self, message: str) -> None:
         """Prints an error that ends the command."""

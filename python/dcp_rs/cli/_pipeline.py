@@ -17,7 +17,7 @@ from dcp_rs.cli.replicate import replicate, replication_options
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 # A variable, or what stands for the two characters `${`.
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
@@ -83,6 +83,18 @@ class File:
         """Tables by patterns of collections, if it has them."""
         for is_connection, key, value in self._entries(_parsed(path)):
             self._take(key, value, is_connection=is_connection)
+
+    def called(self, name: str) -> str:
+        """Returns what an option is called here; empty if it is not here."""
+        return self.names.get(name, "")
+
+    def take(self, other: File, options: Iterable[str]) -> None:
+        """Takes the values of some options from another file."""
+        for name in options:
+            for mine, others in ((self.values, other.values), (self.names, other.names)):
+                mine.pop(name, None)
+                if name in others:
+                    mine[name] = others[name]
 
     def _entries(self, found: dict[str, Any]) -> Iterator[tuple[bool, str, Any]]:
         connection = found.pop(_CONNECTION, {})
@@ -256,35 +268,48 @@ def _schema_of(parameter: click.Parameter) -> dict[str, Any]:
     return found | {"description": str(getattr(parameter, "help", ""))}
 
 
+def file_of(context: click.Context) -> File:
+    """Returns the file of a command."""
+    file: File = context.meta[_META]
+    return file
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether a flag or a variable gives an option, which then wins over the file."""
+    return context.get_parameter_source(name) in _SOURCES
+
+
 def merged(context: click.Context) -> dict[str, Any]:
     """Returns the arguments of the command `replicate`: a file's, and what was given instead.
 
     Raises:
         ConfigError: Something is missing, or wrong; what the file has is called as there.
     """
-    file: File = context.meta[_META]
+    file = file_of(context)
     values = {name: value for name, value in context.params.items() if name != "file"}
     for name, where in (("connection_string", f"[{_CONNECTION}] of "), ("target", "")):
         if values.get(name) is None:
             raise ConfigError(f"is missing: add it to {where}{file.path.name}", option=name)
-    is_given = context.get_parameter_source(_TABLES) in _SOURCES
-    tables = None if is_given else file.tables
+    tables = None if is_given(context, _TABLES) else file.tables
     with context.scope(cleanup=False), called_as_in(context):
         found: dict[str, Any] = arguments(**values)
     return found if tables is None else found | {_TABLES: tables}
 
 
 @contextlib.contextmanager
-def called_as_in(context: click.Context) -> Iterator[None]:
-    """Has errors call an option as the file does, unless it was given in another way."""
-    file: File = context.meta[_META]
+def called_as_in(context: click.Context, file: File | None = None) -> Iterator[None]:
+    """Has errors call an option as the file does, unless it was given in another way.
+
+    Args:
+        context: Context of the command.
+        file: The file, if it is not the one that the command began with.
+    """
+    found = file or file_of(context)
     try:
         yield
     except ConfigError as error:
         names = {
-            name: called
-            for name, called in file.names.items()
-            if context.get_parameter_source(name) not in _SOURCES
+            name: called for name, called in found.names.items() if not is_given(context, name)
         }
         flags = {f"--{name.replace('_', '-')}": called for name, called in names.items()}
         error._rename(names | flags)  # noqa: SLF001 - the package's own

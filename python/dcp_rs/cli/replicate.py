@@ -196,15 +196,16 @@ def replicating(
     log_format: str | None,
     log_levels: Sequence[tuple[str, int]],
     as_json: bool,
+    stop: threading.Event | None = None,
     **settings: Any,
 ) -> None:
     """Replicates until a signal comes, and shows progress on standard error."""
-    stop = threading.Event()
+    over = threading.Event() if stop is None else stop
 
     systemd = Systemd(settings["listen"])
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        stop.set()
+        over.set()
         systemd.stopping()
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -223,7 +224,7 @@ def replicating(
         with Client(connection) as client, systemd:
             LOGS.context["bucket"] = client.bucket_name
             given = {"target": target, "reload": reload, **reading, **settings}
-            done = replication.replicate(client, stop=stop, on_progress=take, **as_given(given))
+            done = replication.replicate(client, stop=over, on_progress=take, **as_given(given))
         reporter.finish(show(done))
     except Exception as error:
         # A target raises its library's errors: of various classes, or a plain `Exception`.

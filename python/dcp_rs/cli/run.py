@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dcp_rs.cli._output import write
 from dcp_rs.cli._pipeline import called_as_in, file_command, merged, schema
+from dcp_rs.cli._reload import Reload
 from dcp_rs.cli._targets import look, scheme_of
 from dcp_rs.cli.doctor import Finding, findings, shown
 from dcp_rs.cli.replicate import replicating
@@ -37,11 +39,18 @@ Options win over variables such as DCP_RS_COMMIT_INTERVAL, and those over FILE."
 def run(context: click.Context, **_: Any) -> None:
     """Keep tables in step with a bucket, as a file says.
 
-    As `dcp-rs replicate`, with the options of FILE.
+    As `dcp-rs replicate`, with the options of FILE. On SIGHUP it reads FILE again: collections that
+    are added, the options --commit-..., --hung-after and --log-level change, and others with the
+    next start.
     """
     given = merged(context)
-    with called_as_in(context):
-        replicating(**given)
+    reload = Reload(context)
+    before = signal.signal(signal.SIGHUP, reload.ask)
+    try:
+        with called_as_in(context):
+            replicating(**given, stop=reload)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def _print_schema(context: click.Context, _parameter: click.Parameter, is_asked: bool) -> None:  # noqa: FBT001 - click's

@@ -73,9 +73,6 @@ __all__ = [
     "verify",
 ]
 
-# In seconds.
-_DAY = 86_400.0
-
 
 class _Scheme(NamedTuple):
     """What writes to the URLs of a scheme.
@@ -340,6 +337,7 @@ def replicate(
         ImportError: PyArrow or the target's library is not installed.
     """
     require_pyarrow("replicate", _extra_of(target))
+    from dcp_rs.replication.controls import check_commits
     from dcp_rs.replication.core import Replication, Settings
     from dcp_rs.replication.health import Health
     from dcp_rs.replication.reload import Reload
@@ -347,8 +345,9 @@ def replicate(
 
     _checks.instance("client", client, Client, "a Client")
     _checks.flag("once", once)
-    _checks.integer("commit_rows", commit_rows, 1, 10_000_000)
-    _checks.integer("commit_bytes", commit_bytes, 1 << 16, 1 << 30)
+    check_commits(
+        rows=commit_rows, size=commit_bytes, interval=commit_interval, hung_after=hung_after
+    )
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
     if priority is not None:
@@ -358,8 +357,6 @@ def replicate(
     _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
     if on_error is not None:
         _checks.word("on_error", on_error, ("reject", "fail"))
-    _checks.seconds("commit_interval", commit_interval, 0.001, _DAY)
-    _checks.seconds("hung_after", hung_after, 1, _DAY)
     if isinstance(collections, str):
         collections = [collections]
     if stop is not None:

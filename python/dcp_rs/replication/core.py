@@ -15,15 +15,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs._logging import about
 from dcp_rs.client import Client, connect
 from dcp_rs.exceptions import BucketNotFoundError, ConfigError, StreamEndedError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
 from dcp_rs.replication.lag import Lag, Place, aged
 from dcp_rs.replication.names import is_pattern
@@ -32,7 +33,7 @@ from dcp_rs.replication.table import LostPosition
 from dcp_rs.replication.waiting import Limits, due, earlier
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -90,6 +91,14 @@ class Settings:
     stop: threading.Event
     on_progress: Callable[[Progress], None] | None
 
+    @property
+    def batch(self) -> BatchPolicy:
+        """How the streams deliver changes."""
+        return BatchPolicy(
+            max_rows=min(self.commit_rows, BatchPolicy.max_rows),
+            linger=min(self.commit_interval, BatchPolicy.linger),
+        )
+
 
 class Replication:
     """Keeps tables in step with one bucket."""
@@ -122,6 +131,8 @@ class Replication:
             while not (stop.is_set() or self._has_ended):
                 self._news.clear()
                 self._health.turned()
+                if isinstance(stop, Controls):
+                    stop.turn(self._change)
                 has_moved = [self._step(group) for group in list(self._groups)]
                 if all(group.phase == "complete" for group in self._groups):
                     break
@@ -140,10 +151,45 @@ class Replication:
                 self._client.close()
 
     def _new_buffer(self) -> Buffer:
+        return Buffer(*self._limits())
+
+    def _limits(self) -> tuple[int, int, float]:
         settings = self._settings
         share = 1 if self._tables.are_one else _SHARE_READ
-        size = settings.commit_bytes // share
-        return Buffer(settings.commit_rows, size, settings.commit_interval)
+        return settings.commit_rows, settings.commit_bytes // share, settings.commit_interval
+
+    def _change(self, options: Mapping[str, Any]) -> None:
+        """Changes options, as `Controls.turn` says."""
+        given = dict(options)
+        hung_after = given.pop("hung_after", self._health.hung_after)
+        settings = replace(self._settings, **given)
+        check_commits(
+            rows=settings.commit_rows,
+            size=settings.commit_bytes,
+            interval=settings.commit_interval,
+            hung_after=hung_after,
+        )
+        if settings.collections != self._settings.collections:
+            self._choose(settings.collections)
+        is_delivered_alike = settings.batch == self._settings.batch
+        self._settings, self._health.hung_after = settings, hung_after
+        for group in list(self._groups):
+            group.buffer.limit(*self._limits())
+            if not is_delivered_alike:
+                self._commit_all(group, is_due=True)
+                self._catch_up(group)
+
+    def _choose(self, collections: list[str] | None) -> None:
+        """Reads other collections as well."""
+        first = self._groups[0]
+        # Its next stream begins before whatever is created from now on.
+        self._commit_all(first, is_due=True)
+        self._catch_up(first)
+        with self._health.waiting():
+            added = self._tables.choose(collections, self._client, self._groups)
+        first.collections = collections
+        if added:
+            self._part(added)
 
     def _seconds_left(self) -> float:
         found = [group.buffer.seconds_left() for group in self._groups]
@@ -236,10 +282,7 @@ class Replication:
                 backfill_order=settings.backfill_order,
                 include="system_events",
                 on_rollback="resync" if settings.mode == "table" else "emit",
-                batch=BatchPolicy(
-                    max_rows=min(settings.commit_rows, BatchPolicy.max_rows),
-                    linger=min(settings.commit_interval, BatchPolicy.linger),
-                ),
+                batch=settings.batch,
                 **self._tables.layout.options,
             )
 

@@ -38,6 +38,10 @@ class Buffer:
         self._bytes = 0
         self._since = 0.0
         self._written: list[int] = []
+        self.limit(rows, size, interval)
+
+    def limit(self, rows: int, size: int, interval: float) -> None:
+        """Changes when to commit."""
         self._limits = rows, size, interval
 
     def add(self, batch: pa.RecordBatch, read: Read) -> None:

@@ -140,13 +140,13 @@ class Health:
     Args:
         bucket: Name of the bucket.
         name: Name of the replication.
-        hung_after: Seconds after which its loop counts as hung.
+        hung_after: Seconds after which its loop counts as hung; it may change.
     """
 
     def __init__(self, bucket: str, name: str, hung_after: float) -> None:
         self.bucket, self.name = bucket, name
         self.streams = Streams(bucket)
-        self._hung_after = hung_after
+        self.hung_after = hung_after
         # Replaced as a whole, so that other threads need no lock.
         self._reported: tuple[Progress, float] | None = None
         self._turned = time.monotonic()
@@ -217,7 +217,7 @@ class Health:
     def why_not_alive(self) -> str | None:
         """Says why its loop counts as hung; `None` if it does not."""
         still = time.monotonic() - self._turned
-        if self._waiting or still <= self._hung_after:
+        if self._waiting or still <= self.hung_after:
             return None
         if self._committing is None:
             return f"the loop has not turned for {still:.0f} s: does on_progress hang?"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, Protocol
 import pyarrow as pa
 
 from dcp_rs._logging import about
-from dcp_rs.exceptions import CheckpointError, ConfigError
+from dcp_rs.exceptions import CheckpointError, ConfigError, DcpError
 from dcp_rs.replication import changes as reducing
+from dcp_rs.replication.controls import check_adds
 from dcp_rs.replication.decoding import Inference
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches, qualified
@@ -77,6 +78,15 @@ class Tables(Protocol):
 
     def added(self, client: Client, groups: Iterable[Group]) -> dict[str | None, Table]:
         """Returns tables of collections that exist, and that no stream reads."""
+
+    def choose(
+        self, collections: list[str] | None, client: Client, groups: Iterable[Group]
+    ) -> dict[str | None, Table]:
+        """Chooses other collections, and returns the tables of those that no group has.
+
+        Raises:
+            ConfigError: They lack one that was chosen, or one has no place; nothing has changed.
+        """
 
     def route(
         self, changes: Mapping[int | None, pa.Table], group: Group, groups: Iterable[Group]
@@ -190,6 +200,15 @@ class OneTable:
         """See `Tables`."""
         return {}
 
+    def choose(
+        self, _collections: list[str] | None, _client: Client, _groups: Iterable[Group]
+    ) -> dict[str | None, Table]:
+        """See `Tables`."""
+        raise ConfigError(
+            "are all in one table, which is loaded anew for others: start it again",
+            option="collections",
+        )
+
     def route(
         self, changes: Mapping[int | None, pa.Table], _group: Group, _groups: Iterable[Group]
     ) -> list[tuple[Table, pa.Table]]:
@@ -277,9 +296,7 @@ class TablePerCollection:
             if self._is_chosen(collection) and self._is_called(collection, table)
         }
         tables = {name: self._made(name) for name in sorted(names)}
-        undecided = {name: table.undecided for name, table in tables.items()}
-        schemas = {name: each for name, each in undecided.items() if each is not None}
-        _decide(client, self._ids, schemas, self._samples)
+        self._decide(client, tables.values())
         for name, table in tables.items():
             self._open(name, table)
         self._reload.apply(tables.values())
@@ -443,6 +460,32 @@ class TablePerCollection:
             for name in self._ids
             if name not in read and self._name(name) is not None
         }
+
+    def choose(
+        self, collections: list[str] | None, client: Client, groups: Iterable[Group]
+    ) -> dict[str | None, Table]:
+        """See `Tables`."""
+        before, taken = self._collections, dict(self._taken)
+        check_adds(before, collections)
+        known = {name for group in groups for name in group.tables}
+        self._collections = collections
+        try:
+            self._look(client, is_first=True)
+            added = [name for name in self._ids if name not in known and self._name(name)]
+            tables: dict[str | None, Table] = {name: self._made(name) for name in added}
+            self._decide(client, tables.values())
+            for name in added:
+                self._open(name, tables[name])
+        except DcpError:
+            self._collections, self._taken = before, taken
+            raise
+        return tables
+
+    def _decide(self, client: Client, tables: Iterable[Table]) -> None:
+        """Decides the columns of tables that infer them, before they are opened."""
+        undecided = {str(table.collection): table.undecided for table in tables}
+        schemas = {name: each for name, each in undecided.items() if each is not None}
+        _decide(client, self._ids, schemas, self._samples)
 
     def _read(self, group: Group) -> dict[str | None, Table]:
         """Returns the tables of a group whose collections its stream has, or will have."""

@@ -1,0 +1,192 @@
+"""`dcp-rs run` while it runs: a pipeline file that changes, and passwords that do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import deltalake
+import duckdb
+import pytest
+
+import dcp_rs
+
+_PASSWORD = "canary-8f1c2e"
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, bucket="travel") as running:
+        for scope in ("inventory", "shop"):
+            running.create_scope(scope)
+        for name in ("inventory.airline", "shop.order"):
+            running.create_collection(name)
+            running.upsert("key_1", {"n": 1}, collection=name)
+        yield running
+
+
+class Service:
+    """A process of `dcp-rs run --json`, and the lines that it has printed."""
+
+    def __init__(self, path, cluster, **connection):
+        self.path, self.lines = path, []
+        login = {
+            "connection_string": f"{cluster.connection_string}/travel",
+            "username": "Administrator",
+            "password": "${PASSWORD}",
+        }
+        self._login = {k: v for k, v in (login | connection).items() if v is not None}
+
+    def write(self, more):
+        of_connection = "\n".join(f'{k} = "{v}"' for k, v in self._login.items())
+        self.path.write_text(f"{more}\n[connection]\n{of_connection}\n")
+
+    def start(self, *flags):
+        command = [sys.executable, "-W", "ignore", "-m", "dcp_rs", "run", str(self.path)]
+        self.process = subprocess.Popen(
+            [*command, "--json", *flags], stderr=subprocess.PIPE, text=True,
+            env=os.environ | {"PASSWORD": _PASSWORD},
+        )  # fmt: skip
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        self.lines.extend(map(json.loads, self.process.stderr))
+
+    def __iter__(self):
+        return iter(list(self.lines))
+
+    def until(self, found, patience=30.0):
+        """Waits for a line with something, and returns it."""
+        end = time.monotonic() + patience
+        while (line := next((each for each in self if found(each)), None)) is None:
+            assert time.monotonic() < end, self.lines[-5:]
+            assert self.process.poll() is None, self.lines[-5:]
+            time.sleep(0.02)
+        return line
+
+    def has(self, changes):
+        return self.until(
+            lambda each: each.get("changes") == changes and each["phase"] == "following"
+        )
+
+    def reload(self, text, until=("reloaded", "reload_failed")):
+        """Writes the file, has it read again, and returns what the log says about that."""
+        self.write(text)
+        self.lines.clear()
+        self.process.send_signal(signal.SIGHUP)
+        self.until(lambda each: each.get("event") in until)
+        return {each["event"]: each for each in self if each.get("event")}
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(30)
+        self._reader.join()
+        return status
+
+
+@pytest.fixture
+def service(cluster, tmp_path):
+    started = []
+
+    def make(**connection):
+        started.append(Service(tmp_path / "pipeline.toml", cluster, **connection))
+        return started[-1]
+
+    yield make
+    for each in started:
+        each.process.kill()
+        each.process.wait()
+        each.process.stderr.close()
+
+
+def keys_of(folder):
+    return sorted(deltalake.DeltaTable(folder).to_pyarrow_table()["key"].to_pylist())
+
+
+@pytest.mark.shows_password("only in the environment of the process")
+def test_hangup_changes_what_can_change_and_refuses_the_rest_by_name(cluster, service, tmp_path):
+    def text(collections, interval=3600.0, more="", levels=("info",)):
+        return (
+            f'target = "delta://{tmp_path}/lake"\ntables = "collection"\n'
+            f"log_levels = {json.dumps(levels)}\ncollections = {json.dumps(collections)}\n"
+            f"commit_interval = {interval}\n{more}"
+        )
+
+    running, both = service(), ["inventory.*", "shop.order"]
+    running.write(text(["inventory.*"]))
+    running.start("--commit-rows", "1000")
+    running.has(1)
+    assert running.reload(text(["inventory.*"]))["reloaded"]["options"] == []
+
+    # What is uncommitted is committed once the interval is shorter. A flag goes on to win.
+    cluster.upsert("key_2", {"n": 2}, collection="inventory.airline")
+    running.until(lambda each: each.get("uncommitted") == 1)
+    found = running.reload(text(["inventory.*"], 0.5, "commit_rows = 7"))
+    assert found["reloaded"]["options"] == ["commit_interval"]
+    running.has(2)
+
+    # A collection that is added has its documents loaded, and nothing else is read again.
+    found = running.reload(text(both, 0.5))
+    assert found["reloaded"]["options"] == ["collections"]
+    running.has(3)
+    cluster.upsert("key_2", {"n": 2}, collection="shop.order")
+    cluster.upsert("key_3", {"n": 3}, collection="inventory.airline")
+    running.has(5)
+    assert keys_of(tmp_path / "lake" / "shop__order") == ["key_1", "key_2"]
+
+    # The rest is refused by name.
+    found = running.reload(text(both, 0.5, 'mode = "log"\nhung_after = 7.0\nlisten = "1"'))
+    assert found["reloaded"]["options"] == ["hung_after"]
+    assert found["reload_refused"]["options"] == [
+        "listen of pipeline.toml",
+        "mode of pipeline.toml",
+    ]
+    for wrong, told in (
+        (text(both, 0.0001), "commit_interval of pipeline.toml: 0.0001 is not from"),
+        (text(["shop.order"]), "collections of pipeline.toml: can only be added to"),
+        (text([*both, "shop.none"]), "collections of pipeline.toml: "),
+        (text(both, more="comit_rows = 1"), "did you mean commit_rows?"),
+        ("target = ", "is not TOML"),
+    ):
+        found = running.reload(wrong)
+        assert list(found) == ["reload_failed"]
+        assert told in found["reload_failed"]["error"]
+    cluster.upsert("key_3", {"n": 3}, collection="shop.order")
+    running.has(6)
+    only_errors = text(both, 0.5, 'mode = "log"', levels=["error"])
+    running.reload(only_errors, until=["reload_refused"])
+    # Nothing was printed after that, since the level had changed.
+    running.write("target = ")
+    running.process.send_signal(signal.SIGHUP)
+    running.until(lambda each: each.get("event") == "reload_failed")
+    assert not any(each.get("event") == "reloaded" for each in running)
+    assert running.stop() == 0
+    assert keys_of(tmp_path / "lake" / "shop__order") == ["key_1", "key_2", "key_3"]
+
+
+@pytest.mark.shows_password("the file has it, which a user writes")
+def test_a_password_that_changes_is_read_from_its_file_without_a_restart(
+    cluster, service, tmp_path
+):
+    secret = tmp_path / "password"
+    secret.write_text(_PASSWORD)
+    running = service(password=None, password_file=secret)
+    running.write(f'target = "duckdb://{tmp_path}/lake.duckdb?table=t"\nlog_levels = ["info"]\n')
+    running.start()
+    running.has(2)
+    cluster.set_password(f"{_PASSWORD}-2")
+    cluster.persist()
+    cluster.kill(0)
+    cluster.restart(0)
+    # The server refuses the old one, until the file has the new one.
+    running.until(lambda each: each.get("phase") == "disconnected")
+    secret.write_text(f"{_PASSWORD}-2\n")
+    cluster.upsert("key_2", {"n": 2}, collection="shop.order")
+    running.has(3)
+    assert running.stop() == 0
+    with duckdb.connect(tmp_path / "lake.duckdb", read_only=True) as database:
+        assert database.sql("SELECT count(*) FROM t").fetchall() == [(3,)]
