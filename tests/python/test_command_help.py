@@ -1,6 +1,7 @@
 """`--help` of every command, on a terminal of 80 columns."""
 
 import dataclasses
+import shlex
 
 import click
 import pytest
@@ -48,6 +49,23 @@ def test_what_a_command_does_comes_before_how_it_connects(path, capsys):
         name = option.removeprefix("--").replace("-", "_")
         connects = name.removesuffix("_env") in of_connection and connecting
         assert f" {option} " in (connecting if connects else own).replace("\n", " "), option
+
+
+@pytest.mark.parametrize(
+    "path", [path for path, each in ALL.items() if not hasattr(each, "commands")], ids=" ".join
+)
+def test_a_command_has_two_examples_that_it_takes(path, capsys):
+    assert _program.run([*path, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("\n  Examples:\n")[2]
+    lines = shown.replace("\\\n", "").splitlines()
+    assert len(lines) == 2
+    for line in lines:
+        _, *arguments = shlex.split(line.partition(" > ")[0])
+        assert tuple(arguments[: len(path)]) == path
+        # Without what they do, such as reading a file that is not here.
+        parser = ALL[path].make_parser(click.Context(ALL[path]))
+        _, unknown, _ = parser.parse_args(arguments[len(path) :])
+        assert not unknown
 
 
 def test_the_targets_of_a_replication_are_a_list(capsys, monkeypatch):

@@ -12,6 +12,7 @@ import click
 from click import shell_completion
 
 from dcp_rs import __version__
+from dcp_rs.cli._examples import add_examples
 from dcp_rs.cli._logs import LOGS
 from dcp_rs.cli._options import PASSWORD_VARIABLE, call_options
 from dcp_rs.cli.cat import cat, tail
@@ -80,6 +81,7 @@ _COMMANDS = (
 )  # fmt: skip
 for _command in _COMMANDS:
     _program.add_command(_command)
+add_examples(_NAME, _program.commands)
 
 
 def run(arguments: Sequence[str]) -> int:
