@@ -3,7 +3,7 @@
 # `ConnectionOptions`, `Client.stream`, `BatchPolicy`, `PlanOptions`, `Planner`, `Schema`,
 # `explain_rollback`, and in `dcp_rs.testing`, `EmbeddedCluster` and its methods, and `Limits`.
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Generic, Self, TypeAlias, TypeVar, final
 
 from dcp_rs._clients import Opened
@@ -37,6 +37,7 @@ __all__ = [
     "ReadPlan",
     "Schema",
     "__version__",
+    "by_collection",
     "check_batch",
     "check_connection",
     "check_limits",
@@ -51,6 +52,7 @@ __all__ = [
     "wanted",
 ]
 
+def by_collection(batches: Sequence[ChangeBatch]) -> dict[int | None, list[ArrowBatch]]: ...
 def check_batch(options: dict[str, Any]) -> None: ...
 def check_connection(options: dict[str, Any]) -> None: ...
 def check_limits(options: dict[str, Any]) -> None: ...
@@ -80,7 +82,6 @@ class ChangeBatch:
     @property
     def checkpoint(self) -> Checkpoint: ...
     def slice(self, start: int, rows: int) -> ChangeBatch: ...
-    def by_collection(self) -> dict[int | None, ArrowBatch]: ...
     def to_dicts(self) -> list[dict[str, Any]]: ...
     def to_tuples(self) -> Iterator[tuple[Any, ...]]: ...
     def __arrow_c_array__(

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn, Self, overload
 
-from dcp_rs import _checks, _display
+from dcp_rs import _checks, _dcp_rs, _display
 from dcp_rs._libraries import require, require_pyarrow
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     import pandas as pd
     import polars as pl
     import pyarrow as pa
-
-    from dcp_rs import _dcp_rs
 
 
 class ChangeBatch:
@@ -84,11 +82,6 @@ class ChangeBatch:
         if self._is_part:
             raise ConfigError("a slice has none: use that of the whole batch", option="checkpoint")
         return Checkpoint._of(self._inner.checkpoint)  # noqa: SLF001 - the package's own
-
-    def _by_collection(self) -> dict[int | None, pa.RecordBatch]:
-        """Returns the rows by the ID of their collection, `None` for those that have none."""
-        made = require_pyarrow("a batch by collection").record_batch
-        return {number: made(part) for number, part in self._inner.by_collection().items()}
 
     @property
     def schema(self) -> pa.Schema:
@@ -219,3 +212,16 @@ class ChangeBatch:
         """Returns the first rows as a table, for notebooks."""
         shown = self._inner.slice(0, _display.ROWS).to_tuples()
         return _display.table("dcp_rs.ChangeBatch", self.column_names, shown, self.num_rows)
+
+
+def by_collection(batches: Iterable[ChangeBatch]) -> dict[int | None, list[pa.RecordBatch]]:
+    """Returns the rows of batches by the ID of their collection, `None` for those without one.
+
+    Each row is copied once, and the rows of a collection are one batch, unless there is one only.
+
+    Raises:
+        ImportError: PyArrow is not installed.
+    """
+    made = require_pyarrow("batches by collection").record_batch
+    found = _dcp_rs.by_collection([batch._inner for batch in batches])  # noqa: SLF001 - its own
+    return {number: [made(part) for part in parts] for number, parts in found.items()}

@@ -1,54 +1,61 @@
-//! A batch split by collection.
+//! Batches split by collection.
 
 use std::collections::HashMap;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::Int64Type;
-use arrow_array::{RecordBatch, UInt32Array};
+use arrow_array::{Int64Array, RecordBatch};
 use arrow_schema::ArrowError;
-use arrow_select::take::take_record_batch;
+use arrow_select::interleave::interleave_record_batch;
 
 use crate::Column;
 
-/// Splits the rows of a batch by the ID of their collection, in the order of their first rows; those
-/// without one are under `None`. Each part has its rows in order.
+/// Splits the rows of batches by the ID of their collection, in the order of their first rows; those
+/// without one are under `None`. Each part has its rows in order, in one batch, so that its columns
+/// are worked on as a whole however many collections there are. Batches that are all of one
+/// collection stay as they are.
 ///
 /// # Errors
-/// [`ArrowError`] if the batch has no column `collection_id`, or a part cannot be made.
-pub fn by_collection(batch: &RecordBatch) -> Result<Vec<(Option<i64>, RecordBatch)>, ArrowError> {
-    let name = Column::CollectionId.name();
-    let ids = batch.column_by_name(name).and_then(|column| column.as_primitive_opt::<Int64Type>());
-    let Some(ids) = ids else {
-        return Err(ArrowError::SchemaError(format!("the batch has no column {name}")));
-    };
+/// [`ArrowError`] if a batch has no column `collection_id`, or a part cannot be made.
+pub fn by_collection(
+    batches: &[&RecordBatch],
+) -> Result<Vec<(Option<i64>, Vec<RecordBatch>)>, ArrowError> {
     let mut places: HashMap<Option<i64>, usize> = HashMap::new();
-    let mut parts: Vec<(Option<i64>, Vec<u32>)> = Vec::new();
-    let mut last = None;
-    for (row, id) in (0_u32..).zip(ids) {
-        let place = match last {
-            Some((of, place)) if of == id => place,
-            _ => *places.entry(id).or_insert_with(|| {
-                parts.push((id, Vec::new()));
-                parts.len() - 1
-            }),
-        };
-        last = Some((id, place));
-        parts[place].1.push(row);
+    let mut parts: Vec<(Option<i64>, Vec<(usize, usize)>)> = Vec::new();
+    for (number, batch) in batches.iter().enumerate() {
+        let mut last = None;
+        for (row, id) in ids_of(batch)?.iter().enumerate() {
+            let place = match last {
+                Some((of, place)) if of == id => place,
+                _ => *places.entry(id).or_insert_with(|| {
+                    parts.push((id, Vec::new()));
+                    parts.len() - 1
+                }),
+            };
+            last = Some((id, place));
+            parts[place].1.push((number, row));
+        }
     }
     if let [(id, _)] = parts.as_slice() {
-        return Ok(vec![(*id, batch.clone())]);
+        return Ok(vec![(*id, batches.iter().map(|batch| (*batch).clone()).collect())]);
     }
     parts
         .into_iter()
-        .map(|(id, rows)| Ok((id, take_record_batch(batch, &UInt32Array::from(rows))?)))
+        .map(|(id, rows)| Ok((id, vec![interleave_record_batch(batches, &rows)?])))
         .collect()
+}
+
+fn ids_of(batch: &RecordBatch) -> Result<&Int64Array, ArrowError> {
+    let name = Column::CollectionId.name();
+    let ids = batch.column_by_name(name).and_then(|column| column.as_primitive_opt::<Int64Type>());
+    ids.ok_or_else(|| ArrowError::SchemaError(format!("the batch has no column {name}")))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::{ArrayRef, Int64Array, StringArray};
+    use arrow_array::{ArrayRef, StringArray};
     use proptest::prelude::*;
 
     use super::*;
@@ -62,35 +69,47 @@ mod tests {
         .unwrap()
     }
 
-    fn rows(batch: &RecordBatch) -> Vec<usize> {
-        batch["row"].as_string::<i32>().iter().map(|row| row.unwrap().parse().unwrap()).collect()
+    fn rows(batches: &[RecordBatch]) -> Vec<usize> {
+        let texts = batches.iter().flat_map(|batch| batch["row"].as_string::<i32>().iter());
+        texts.map(|row| row.unwrap().parse().unwrap()).collect()
     }
 
     proptest! {
         #[test]
         fn every_row_is_in_the_part_of_its_collection_in_order(
             ids in prop::collection::vec(prop::option::weighted(0.8, 8_i64..12), 1..60),
+            cuts in prop::collection::vec(0_usize..60, 0..4),
         ) {
-            let parts = by_collection(&batch(&ids)).unwrap();
+            let whole = batch(&ids);
+            let mut cuts: Vec<usize> = cuts.into_iter().map(|cut| cut.min(ids.len())).collect();
+            cuts.extend([0, ids.len()]);
+            cuts.sort_unstable();
+            let batches: Vec<RecordBatch> =
+                cuts.windows(2).map(|cut| whole.slice(cut[0], cut[1] - cut[0])).collect();
+            let batches: Vec<&RecordBatch> = batches.iter().collect();
+            let parts = by_collection(&batches).unwrap();
             let mut seen = Vec::new();
             for (id, part) in &parts {
                 let rows = rows(part);
                 prop_assert!(!rows.is_empty() && rows.is_sorted());
                 prop_assert!(rows.iter().all(|row| ids[*row] == *id));
+                prop_assert!(part.len() == 1 || parts.len() == 1);
                 seen.push(rows[0]);
             }
             prop_assert!(seen.is_sorted());
-            prop_assert_eq!(parts.iter().map(|(_, part)| part.num_rows()).sum::<usize>(), ids.len());
+            let count: usize = parts.iter().flat_map(|(_, part)| part).map(RecordBatch::num_rows).sum();
+            prop_assert_eq!(count, ids.len());
         }
     }
 
     #[test]
-    fn a_batch_of_one_collection_is_not_copied() {
-        let whole = batch(&[Some(8), Some(8)]);
-        let parts = by_collection(&whole).unwrap();
+    fn batches_of_one_collection_are_not_copied() {
+        let (one, other) = (batch(&[Some(8), Some(8)]), batch(&[Some(8)]));
+        let parts = by_collection(&[&one, &other]).unwrap();
         assert_eq!(parts.len(), 1);
         assert_eq!(parts[0].0, Some(8));
-        assert!(Arc::ptr_eq(parts[0].1.column(0), whole.column(0)));
+        assert!(Arc::ptr_eq(parts[0].1[0].column(0), one.column(0)));
+        assert!(Arc::ptr_eq(parts[0].1[1].column(0), other.column(0)));
     }
 
     #[test]
@@ -99,7 +118,7 @@ mod tests {
             "seqno",
             Arc::new(Int64Array::from(vec![1])) as ArrayRef,
         )]);
-        let refused = by_collection(&rows.unwrap()).unwrap_err().to_string();
+        let refused = by_collection(&[&rows.unwrap()]).unwrap_err().to_string();
         assert_eq!(refused, "Schema error: the batch has no column collection_id");
     }
 }

@@ -55,17 +55,6 @@ impl ChangeBatch {
         }
     }
 
-    /// The rows by the ID of their collection, `None` for those that have none.
-    fn by_collection<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let parts = py.detach(|| dcp_arrow::by_collection(&self.batch));
-        let parts = parts.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
-        let found = PyDict::new(py);
-        for (id, rows) in parts {
-            found.set_item(id, ArrowBatch(rows))?;
-        }
-        Ok(found)
-    }
-
     fn __arrow_c_schema__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyCapsule>> {
         schema_capsule(py, &self.batch.schema())
     }
@@ -120,6 +109,23 @@ impl ChangeBatch {
         let columns = self.batch.columns().iter();
         columns.map(|column| Ok(cells(py, column, &times)?.into_iter())).collect()
     }
+}
+
+/// The rows of batches by the ID of their collection, `None` for those that have none.
+#[pyfunction]
+pub(crate) fn by_collection<'py>(
+    py: Python<'py>,
+    batches: Vec<PyRef<'py, ChangeBatch>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let batches: Vec<RecordBatch> = batches.iter().map(|each| each.batch.clone()).collect();
+    let parts = py.detach(|| dcp_arrow::by_collection(&batches.iter().collect::<Vec<_>>()));
+    let parts = parts.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
+    let found = PyDict::new(py);
+    for (id, rows) in parts {
+        let rows: Vec<ArrowBatch> = rows.into_iter().map(ArrowBatch).collect();
+        found.set_item(id, rows)?;
+    }
+    Ok(found)
 }
 
 /// Rows as Arrow columns, without a checkpoint.

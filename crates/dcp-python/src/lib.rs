@@ -36,7 +36,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = false)]
 mod _dcp_rs {
     #[pymodule_export]
-    use super::batch::{ArrowBatch, ChangeBatch};
+    use super::batch::{ArrowBatch, ChangeBatch, by_collection};
     #[pymodule_export]
     use super::checkpoint::{Checkpoint, CheckpointLock};
     #[pymodule_export]

@@ -151,7 +151,7 @@ class Replication:
                 self._client.close()
 
     def _new_buffer(self) -> Buffer:
-        return Buffer(*self._limits())
+        return Buffer(*self._limits(), splits=not self._tables.are_one)
 
     def _limits(self) -> tuple[int, int, float]:
         settings = self._settings
@@ -247,7 +247,7 @@ class Replication:
             self._groups.remove(group)
             return
         self._health.streams.opened(stream)
-        group.read(stream, self._news, splits=not self._tables.are_one)
+        group.read(stream, self._news)
         self._note_phase()
 
     def _stream(
@@ -347,10 +347,10 @@ class Replication:
             group.buffer.checkpoint = read.checkpoint
             self._end(group)
             return
-        group.buffer.add(read.batch, read)
-        if read.newest is not None:
-            self._health.observed.note_cas(read.newest)
-        if not group.until_now and self._needs_catch_up(group, read.batch):
+        group.buffer.add(read.batch, read.checkpoint)
+        if read.batch.newest is not None:
+            self._health.observed.note_cas(read.batch.newest)
+        if not group.until_now and self._needs_catch_up(group, read.batch.changes):
             self._commit_all(group)
             self._catch_up(group)
         elif group.buffer.is_due():

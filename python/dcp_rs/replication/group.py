@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from dcp_rs.replication.reader import Reader
+from dcp_rs.batch import by_collection
+from dcp_rs.replication.reader import Reader, of_documents
 
 if TYPE_CHECKING:
     import threading
 
     from dcp_rs.checkpoint import Checkpoint
-    from dcp_rs.replication.reader import Read
+    from dcp_rs.replication.reader import Batch, Read
     from dcp_rs.replication.table import Table
     from dcp_rs.stream import ChangeStream
 
@@ -29,32 +30,30 @@ class Buffer:
         rows: Rows after which to commit.
         size: Bytes after which to commit.
         interval: Seconds after the first change after which to commit.
+        splits: Whether to split what was read by collection.
     """
 
-    def __init__(self, rows: int, size: int, interval: float) -> None:
+    def __init__(self, rows: int, size: int, interval: float, *, splits: bool) -> None:
         self.checkpoint: Checkpoint | None = None
         self.rows = 0
-        self._parts: dict[int | None, list[pa.RecordBatch]] = {}
+        self._splits = splits
+        self._read: list[Batch] = []
         self._bytes = 0
         self._since = 0.0
-        self._written: list[int] = []
         self.limit(rows, size, interval)
 
     def limit(self, rows: int, size: int, interval: float) -> None:
         """Changes when to commit."""
         self._limits = rows, size, interval
 
-    def add(self, batch: pa.RecordBatch, read: Read) -> None:
-        """Adds a batch that was read."""
-        if not self._parts:
+    def add(self, batch: Batch, checkpoint: Checkpoint) -> None:
+        """Adds a batch that was read, and where the stream stands after it."""
+        if not self._read:
             self._since = time.monotonic()
-        for number, part in read.parts.items():
-            self._parts.setdefault(number, []).append(part)
-        if read.oldest is not None:
-            self._written.append(read.oldest)
-        self.rows += batch.num_rows
-        self._bytes += batch.nbytes
-        self.checkpoint = read.checkpoint
+        self._read.append(batch)
+        self.rows += batch.changes.num_rows
+        self._bytes += batch.changes.nbytes
+        self.checkpoint = checkpoint
 
     @property
     def since(self) -> float:
@@ -64,7 +63,8 @@ class Buffer:
     @property
     def written(self) -> int | None:
         """Time of the CAS of the oldest change, in microseconds since 1970; `None` without one."""
-        return min(self._written, default=None)
+        found = (batch.oldest for batch in self._read)
+        return min((each for each in found if each is not None), default=None)
 
     def is_full(self) -> bool:
         """Whether there are so many changes that they are to be committed now."""
@@ -78,23 +78,28 @@ class Buffer:
     def seconds_left(self) -> float:
         """Returns the seconds until the next commit."""
         interval = self._limits[2]
-        if not self._parts:
+        if not self._read:
             return interval
         return self._since + interval - time.monotonic()
 
     def take(self, schema: pa.Schema) -> tuple[dict[int | None, pa.Table], Checkpoint] | None:
         """Returns the changes by collection and the position after them, and forgets them.
 
+        What concerns a vBucket or a scope is under `None`, as is everything if it is not split.
         `None` if not even a position was read.
         """
-        parts, checkpoint = self._parts, self.checkpoint
-        self._parts, self._written, self.checkpoint = {}, [], None
+        read, checkpoint = self._read, self.checkpoint
+        self._read, self.checkpoint = [], None
         self.rows = self._bytes = 0
         if checkpoint is None:
             return None
+        parts: dict[int | None, list[pa.RecordBatch]]
+        if self._splits:
+            parts = by_collection(batch.whole for batch in read)
+            parts[None] = [of_documents(part) for part in parts.get(None, ())]
+        else:
+            parts = {None: [batch.changes for batch in read]}
         changes = {number: pa.Table.from_batches(some, schema) for number, some in parts.items()}
-        # Of the vBuckets, or of everything if the changes are not split.
-        changes.setdefault(None, pa.Table.from_batches([], schema))
         return changes, checkpoint
 
 
@@ -126,9 +131,9 @@ class Group:
         self.stream: ChangeStream | None = None
         self._reader: Reader | None = None
 
-    def read(self, stream: ChangeStream, news: threading.Event, *, splits: bool) -> None:
-        """Begins to read a stream, and splits what it brings by collection if need be."""
-        self.stream, self._reader = stream, Reader(stream, news, splits=splits)
+    def read(self, stream: ChangeStream, news: threading.Event) -> None:
+        """Begins to read a stream."""
+        self.stream, self._reader = stream, Reader(stream, news)
         self.phase = "reading"
 
     def take(self) -> Read | None:

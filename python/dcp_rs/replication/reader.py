@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -17,25 +17,28 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.stream import ChangeStream
 
-# Rows by the ID of their collection; what concerns a vBucket or a scope is under `None`.
-Parts: TypeAlias = "dict[int | None, pa.RecordBatch]"
-
 # Batches read ahead, each of up to the stream's `max_bytes`.
 _AHEAD = 4
+
+
+class Batch(NamedTuple):
+    """A batch that was read."""
+
+    whole: ChangeBatch
+    changes: pa.RecordBatch
+    """Its rows that concern documents or collections."""
+    oldest: int | None
+    """Time of the CAS of its oldest change, in microseconds since 1970; `None` without one."""
+    newest: int | None
+    """That of its newest change."""
 
 
 class Read(NamedTuple):
     """What was read: a batch, or no more."""
 
-    batch: pa.RecordBatch | None
+    batch: Batch | None
     checkpoint: Checkpoint
     """Where the stream stands after it."""
-    parts: Parts
-    """Its rows, by the ID of their collection if they were split, or else under `None`."""
-    oldest: int | None = None
-    """Time of the CAS of its oldest change, in microseconds since 1970; `None` without one."""
-    newest: int | None = None
-    """That of its newest change."""
 
 
 class Reader:
@@ -44,12 +47,10 @@ class Reader:
     Args:
         stream: The stream.
         news: Event that is set when there is something to take.
-        splits: Whether to split batches by collection.
     """
 
-    def __init__(self, stream: ChangeStream, news: threading.Event, *, splits: bool) -> None:
+    def __init__(self, stream: ChangeStream, news: threading.Event) -> None:
         self._stream = stream
-        self._splits = splits
         self._news = news
         self._queue: queue.Queue[Read | Exception] = queue.Queue(_AHEAD)
         # Changes, each counted by one thread only.
@@ -60,22 +61,12 @@ class Reader:
     def _run(self) -> None:
         try:
             for batch in self._stream:
-                changes = _of_documents(batch.to_pyarrow())
+                changes = of_documents(batch.to_pyarrow())
                 self._put += changes.num_rows
-                parts = self._parts(batch, changes)
-                self._add(Read(changes, batch.checkpoint, parts, *oldest(changes)))
-            self._add(Read(None, self._stream.checkpoint(), {}))
+                self._add(Read(Batch(batch, changes, *oldest(changes)), batch.checkpoint))
+            self._add(Read(None, self._stream.checkpoint()))
         except Exception as error:  # noqa: BLE001 - raised again where it is taken
             self._add(error)
-
-    def _parts(self, batch: ChangeBatch, changes: pa.RecordBatch) -> Parts:
-        if not self._splits:
-            return {None: changes}
-        # The engine copies each row once; PyArrow would twice.
-        parts = batch._by_collection()  # noqa: SLF001 - the package's own
-        if None in parts:
-            parts[None] = _of_documents(parts[None])
-        return parts
 
     def _add(self, found: Read | Exception) -> None:
         self._queue.put(found)
@@ -94,7 +85,7 @@ class Reader:
         if isinstance(found, Exception):
             raise found
         if found.batch is not None:
-            self._taken += found.batch.num_rows
+            self._taken += found.batch.changes.num_rows
         return found
 
     @property
@@ -117,7 +108,7 @@ class Reader:
             self._thread.join(0.01)
 
 
-def _of_documents(changes: pa.RecordBatch) -> pa.RecordBatch:
+def of_documents(changes: pa.RecordBatch) -> pa.RecordBatch:
     """Leaves out rows about the stream itself, which concern no documents or collections."""
     others = pc.equal(changes["op"], "caught_up")
     return changes.filter(pc.invert(others)) if pc.any(others).as_py() else changes
