@@ -195,6 +195,11 @@ def _phases(report: Report) -> Points:
         yield (phase,), phase == report.progress.phase
 
 
+def _share(report: Report) -> Points:
+    if report.progress.share is not None:
+        yield (report.progress.share,), 1
+
+
 _OF_STREAMS = (
     Figure(
         prometheus="dcp_rs_records",
@@ -357,6 +362,15 @@ _OF_REPLICATIONS = (
         description="1 for what the replication is doing, 0 for the others",
         report=_phases,
         label="phase",
+    ),
+    Figure(
+        prometheus="dcp_rs_share",
+        opentelemetry="dcp_rs.share",
+        kind="gauge",
+        unit="1",
+        description="1 for the share of the vBuckets that is replicated",
+        report=_share,
+        label="share",
     ),
     Figure(
         prometheus="dcp_rs_generation",

@@ -7,12 +7,14 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 
 import deltalake
 import duckdb
 import pytest
 
 import dcp_rs
+import replicas
 
 _PASSWORD = "canary-8f1c2e"
 
@@ -81,6 +83,12 @@ class Service:
         self.until(lambda each: each.get("event") in until)
         return {each["event"]: each for each in self if each.get("event")}
 
+    def kill(self):
+        self.process.kill()
+        self._reader.join()
+        self.process.communicate()
+        self.lines.clear()
+
     def stop(self):
         self.process.send_signal(signal.SIGTERM)
         status = self.process.wait(30)
@@ -92,8 +100,8 @@ class Service:
 def service(cluster, tmp_path):
     started = []
 
-    def make(**connection):
-        started.append(Service(tmp_path / "pipeline.toml", cluster, **connection))
+    def make(*, name="pipeline.toml", **connection):
+        started.append(Service(tmp_path / name, cluster, **connection))
         return started[-1]
 
     yield make
@@ -190,3 +198,50 @@ def test_a_password_that_changes_is_read_from_its_file_without_a_restart(
     assert running.stop() == 0
     with duckdb.connect(tmp_path / "lake.duckdb", read_only=True) as database:
         assert database.sql("SELECT count(*) FROM t").fetchall() == [(3,)]
+
+
+@pytest.mark.shows_password("only in the environment of the process")
+def test_two_files_keep_a_table_in_step_each_with_a_share(cluster, service, postgres_database):
+    replica, written = replicas.InPostgres(postgres_database), replicas.Written(cluster)
+    text = (
+        f'target = "{postgres_database}&table=documents"\nlisten = "127.0.0.1:0"\n'
+        'log_levels = ["info"]\nshare = '
+    )
+
+    def write(n):
+        for key in range(20):
+            for collection in ("inventory.airline", "shop.order"):
+                written.upsert(f"key_{key}", {"n": n}, collection)
+
+    def until_written():
+        end = time.monotonic() + 30
+        while replica.documents() != written.documents():
+            assert time.monotonic() < end, [each.lines[-3:] for each in (one, two)]
+            time.sleep(0.05)
+
+    def seen(each, path):
+        url = each.until(lambda line: line.get("event") == "listening")["url"]
+        with urllib.request.urlopen(f"{url}{path}", timeout=20) as found:
+            return found.read().decode()
+
+    write(0)
+    one, two = service(name="one.toml"), service(name="two.toml")
+    for number, each in enumerate((one, two), 1):
+        each.write(f"{text}'{number}/2'")
+        each.start()
+    for number, each in enumerate((one, two), 1):
+        share = f"{number}/2"
+        assert each.until(lambda line: line.get("phase") == "following")["share"] == share
+        status = json.loads(seen(each, "/status"))
+        assert (status["share"], status["vbuckets"]["streaming"]) == (share, 2)
+        assert f'share="{share}",stream="run"}} 1.0' in seen(each, "/metrics")
+    until_written()
+    events = two.reload(f"{text}'1/2'", until=["reloaded"])
+    assert events["reload_refused"]["options"] == ["share of two.toml"]
+    one.kill()
+    write(1)
+    two.until(lambda line: line.get("lag") == 0 and line["changes"] > 30)
+    assert replica.documents() != written.documents(), "share 1 waits until it is back"
+    one.start()
+    until_written()
+    assert (one.stop(), two.stop()) == (0, 0)

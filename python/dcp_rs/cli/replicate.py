@@ -112,6 +112,12 @@ _REPLICATION_OPTIONS = (
     click.argument("target", metavar="TARGET"),
     click.option("--once", is_flag=True, help="Stop after the changes that the bucket has now."),
     click.option(
+        "--share",
+        metavar="K/N",
+        help="Replicate share K of N of the vBuckets, from 1, while other processes do the others."
+        " Only to PostgreSQL.",
+    ),
+    click.option(
         "--reload",
         metavar="LIST",
         help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
@@ -223,6 +229,8 @@ def replicating(
     try:
         with Client(connection) as client, systemd:
             LOGS.context["bucket"] = client.bucket_name
+            if settings["share"] is not None:
+                LOGS.context["share"] = settings["share"]
             given = {"target": target, "reload": reload, **reading, **settings}
             done = replication.replicate(client, stop=over, on_progress=take, **as_given(given))
         reporter.finish(show(done))

@@ -32,6 +32,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BackfillOrder, Masks, Priority
 from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
 from dcp_rs.replication.progress import Progress, TableProgress
+from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import Address, Commit, Database, GrowingTarget, Target
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
@@ -215,6 +216,7 @@ def replicate(
     tables: str | Mapping[str, str | Mapping[str, Any]] | None = None,
     on_drop: Literal["empty", "drop", "keep"] = "empty",
     once: bool = False,
+    share: str | None = None,
     reload: Iterable[int] | Mapping[str, Iterable[int] | None] | None = None,
     collections: str | Iterable[str] | None = None,
     document_schema: str | pa.Schema | DocumentSchema | None = None,
@@ -270,6 +272,10 @@ def replicate(
             rows, `drop` the table and its rejects, and `keep` keeps the rows until another
             collection has the name.
         once: Whether to return once everything is written that the bucket had at the start.
+        share: Share of the vBuckets to replicate, as one of several processes that write the same
+            tables: `2/5` is the second of five, numbered from 1. Each has a state of its own, all
+            the same options, and their number cannot change. Only for PostgreSQL, for tables, and
+            for columns that are declared.
         reload: vBuckets to read again from the beginning, of all tables, or by the collection of a
             table, where `None` stands for all; such as `dcp_rs.replication.Verification.reload`.
             Rows stay until newer ones replace them, and the others go when everything has been
@@ -330,8 +336,8 @@ def replicate(
     Raises:
         ConfigError: An option is wrong, a library is too old, or the table contradicts the schema;
             nothing was written.
-        CheckpointError: The target's state is damaged.
-        ConcurrentWriterError: Another process writes to the table.
+        CheckpointError: The target's state is damaged, or of another number of shares.
+        ConcurrentWriterError: Another process writes to the table, or to the share of it.
         DataError: `on_error` is `fail`, and the target cannot hold a change.
         DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
@@ -363,9 +369,13 @@ def replicate(
         _checks.instance("stop", stop, threading.Event, "a threading.Event")
     if on_progress is not None and not callable(on_progress):
         raise _checks.wrong_type("on_progress", on_progress, "a function")
+    part = None if share is None else BucketShare.parse(share, client.num_vbuckets)
+    if part is not None:
+        check_options(mode, on_drop)
     settings = Settings(
         mode=mode,
         once=once,
+        share=part,
         collections=None if collections is None else _checks.names("collections", collections),
         persisted_only=persisted_only,
         on_purge=on_purge,
@@ -404,14 +414,14 @@ def replicate(
     tables = template_of(target, tables) or tables
     if tables is None:
         written = _one(
-            _opened(target, storage_options, open_target),
+            _opened(target, storage_options, open_target, part),
             settings,
             contract,
             sample=sample,
             reload=again,
         )
     else:
-        place = _opened(target, storage_options, open_database)
+        place = _opened(target, storage_options, open_database, part)
         written = _each(place, tables, settings, contract, sample=sample, reload=again)
     health = Health(client.bucket_name, client.options.name, hung_after)
     try:
@@ -523,14 +533,16 @@ def _opened(
     target: Any,
     storage_options: Mapping[str, str] | None,
     opening: Callable[[str, Mapping[str, str] | None], Any],
+    share: BucketShare | None,
 ) -> Any:
-    """Returns the target of a URL, or one that is opened already."""
+    """Returns the target of a URL, or one that is opened already, for a share."""
     if isinstance(target, str):
-        return opening(target, storage_options)
-    if storage_options is not None:
+        target = opening(target, storage_options)
+    elif storage_options is not None:
         raise ConfigError(
             "is for the URL of a target: give it to open_target", option="storage_options"
         )
+    take_share(target, share)
     return target
 
 
@@ -544,6 +556,9 @@ def _one(
 ) -> OneTable:
     """Returns a target that is one table, which takes all changes."""
     from dcp_rs.replication.tables import OneTable
+
+    if settings.share is not None:
+        contract.check_shared()
 
     if settings.on_drop != "empty":
         raise ConfigError("applies to a table for each collection: set tables", option="on_drop")
@@ -584,6 +599,8 @@ def _each(
         of_pattern = _contract(contract, given, settings.mode)
         by_pattern[pattern] = _with_columns(of_pattern, chosen, settings.mode), own
         _check_nested(chosen, by_pattern[pattern][0])
+        if settings.share is not None:
+            of_pattern.check_shared()
     contracts = [each for each, _ in by_pattern.values()]
     # The stream decodes documents if it can decode all of them alike.
     first = contracts[0]
@@ -670,6 +687,7 @@ def _table(
         on_error=settings.on_error or "fail",
         on_drop=settings.on_drop,
         collection=collection,
+        share=settings.share,
     )
 
 

@@ -12,8 +12,15 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.names import is_pattern, matches, qualified
+from dcp_rs.replication.sharing import split_key
 from dcp_rs.replication.target import IDENTITY, Address
-from dcp_rs.replication.verification import KINDS, Difference, TableVerification, Verification
+from dcp_rs.replication.verification import (
+    KINDS,
+    Difference,
+    TableVerification,
+    Verification,
+    together,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +28,7 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.client import Client
     from dcp_rs.replication.contents import Contents, Part
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import State
     from dcp_rs.replication.verification import Kind
 
@@ -55,11 +63,26 @@ def verify(
                 "has no table that replicate wrote, of these collections: check its name",
                 option="target",
             )
+        chosen = range(client.num_vbuckets) if vbuckets is None else sorted(set(vbuckets))
+        tables: dict[str, list[TableVerification]] = {}
+        shares: dict[str, list[BucketShare]] = {}
+        for key, state in sorted(states.items()):
+            comparison = _Comparison(client, contents, key, state, examples)
+            if state.share is None:
+                tables[key] = [comparison.run(chosen)]
+                continue
+            table = split_key(key)[0]
+            shares.setdefault(table, []).append(state.share)
+            own = [vbucket for vbucket in chosen if vbucket in state.share.vbuckets]
+            tables.setdefault(table, []).append(comparison.run(own))
+        for table, there in shares.items():
+            lacking = sorted(set(there[0].all()) - set(there))
+            if any(vbucket in share.vbuckets for share in lacking for vbucket in chosen):
+                why = f"share {', '.join(map(str, lacking))} has committed nothing"
+                collection = tables[table][0].collection
+                tables[table].append(TableVerification(collection=collection, not_compared=why))
         return Verification(
-            tables={
-                table: _Comparison(client, contents, table, state, examples).run(vbuckets)
-                for table, state in sorted(states.items())
-            }
+            tables={table: together(parts, examples) for table, parts in sorted(tables.items())}
         )
     finally:
         contents.close()
@@ -122,14 +145,13 @@ class _Comparison:
         self._differ: set[int] = set()
         self._rolled_back: set[int] = set()
 
-    def run(self, vbuckets: Iterable[int] | None) -> TableVerification:
-        """Returns how the table compares."""
+    def run(self, chosen: Sequence[int]) -> TableVerification:
+        """Returns how the table compares, or a share of it."""
         try:
             names = self._names()
         except _NotComparedError as why:
             return self._result(str(why))
         rows = self._contents.counts(self._table)
-        chosen = range(self._client.num_vbuckets) if vbuckets is None else sorted(set(vbuckets))
         for some in _parts(chosen, rows):
             todo = [some]
             while todo:
@@ -144,6 +166,9 @@ class _Comparison:
         return self._result("")
 
     def _result(self, not_compared: str) -> TableVerification:
+        share = self._state.share
+        if not_compared and share is not None:
+            not_compared = f"share {share}: {not_compared}"
         return TableVerification(
             collection=self._state.collection,
             rolled_back=tuple(sorted(self._rolled_back)),

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from dcp_rs.options import BackfillOrder, Priority
     from dcp_rs.replication.health import Health
     from dcp_rs.replication.reader import Read
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.table import OnDrop, Step, Table
     from dcp_rs.replication.tables import Tables
@@ -78,6 +79,7 @@ class Settings:
 
     mode: Mode
     once: bool
+    share: BucketShare | None
     collections: list[str] | None
     persisted_only: bool
     on_purge: Literal["resync", "ignore"]
@@ -268,11 +270,15 @@ class Replication:
             until_now: Whether it ends with what the bucket has now.
         """
         settings = self._settings
+        share = settings.share
+        if share is not None:
+            share.check_bucket(self._client.num_vbuckets)
         skips = settings.mode == "table" and fills
         with self._health.waiting():
             return self._client.stream(
                 start=start,
                 until="now" if until_now else None,
+                vbuckets=None if share is None else share.member,
                 collections=collections,
                 persisted_only=settings.persisted_only,
                 on_purge=settings.on_purge,
@@ -596,6 +602,7 @@ class Replication:
             changes_per_second=meter.rate_at(now),
             seconds_since_commit=now - meter.committed_at,
             tables={name: table.progress() for name, table in by_name.items()},
+            share=None if self._settings.share is None else str(self._settings.share),
         )
         progress = aged(progress, self._health.observed.ages())
         self._health.report(progress)

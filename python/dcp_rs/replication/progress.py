@@ -71,6 +71,8 @@ class Progress:
             also grows while there is nothing to commit, so alert on it together with `lag` and
             `uncommitted`.
         tables: Progress of each table by its name, if there are several.
+        share: The share of the vBuckets that is replicated, such as `2/5`; `None` if all are. All
+            figures are about its vBuckets.
     """
 
     phase: Phase
@@ -92,6 +94,7 @@ class Progress:
     lag_seconds_by_vbucket: dict[int, float] = field(default_factory=dict, repr=False)
     cas_lag_seconds: float | None = None
     cas_ahead_seconds: float = 0.0
+    share: str | None = None
 
     @property
     def seconds_left(self) -> float | None:

@@ -143,6 +143,25 @@ class Contract:
         """Whether columns change after they were decided."""
         return self.adds_fields or self.widens_types
 
+    def check_shared(self) -> None:
+        """Checks that several processes can write the table, each a share of the bucket.
+
+        Raises:
+            ConfigError: Each would decide its columns.
+        """
+        deciding = {
+            "document_schema": self.infers,
+            "new_fields": self.adds_fields,
+            "type_conflicts": self.widens_types,
+        }
+        for option, decides in deciding.items():
+            if decides:
+                raise ConfigError(
+                    "each share would decide the columns by its own documents: declare them, as"
+                    " dcp-rs schema prints them, or leave out share",
+                    option=option,
+                )
+
     @property
     def rejects(self) -> int:
         """Flags of documents that are rejected."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError
+from dcp_rs.replication.sharing import BucketShare
 
 Mode = Literal["table", "log"]
 Nested = Literal["json", "struct", "columns"]
@@ -74,6 +75,7 @@ class State:
             be rows; ascending.
         decision: What was decided about the columns of documents, if they are the table's own.
         masks: Which fields of documents are masked, as JSON; `None` if none are.
+        share: The share of the vBuckets that it is of; `None` if it is of all.
         checkpoint: Position to resume from.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
@@ -89,6 +91,7 @@ class State:
     collection_ids: tuple[int, ...] = ()
     decision: Decision | None = None
     masks: str | None = None
+    share: BucketShare | None = None
     checkpoint: Checkpoint = field(repr=False)
     moved: str = ""
 
@@ -112,6 +115,7 @@ class State:
                 **self._of_collection(),
                 **({} if self.decision is None else {"decision": asdict(self.decision)}),
                 **({} if self.masks is None else {"masks": self.masks}),
+                **({} if self.share is None else {"share": asdict(self.share)}),
             },
             separators=(",", ":"),
         )
@@ -155,6 +159,7 @@ class State:
                 collection_ids=tuple(map(int, found.get("collection_ids", ()))),
                 decision=Decision(**found["decision"]) if "decision" in found else None,
                 masks=found.get("masks"),
+                share=BucketShare(**found["share"]) if "share" in found else None,
                 checkpoint=Checkpoint.from_json(found["checkpoint"]),
             )
         except (ValueError, TypeError, KeyError) as error:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.replication.schemas import OwnSchema
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import OnError, Target
 
@@ -65,6 +66,7 @@ class Table:
         on_error: What to do with a change that cannot be a row.
         on_drop: What becomes of the rows of a dropped collection.
         collection: The only collection of the table, if there are several tables.
+        share: The share of the vBuckets that is replicated; `None` if all are.
     """
 
     def __init__(
@@ -76,9 +78,11 @@ class Table:
         on_error: OnError,
         on_drop: OnDrop = "empty",
         collection: str | None = None,
+        share: BucketShare | None = None,
     ) -> None:
         self.target = target
         self.collection = collection
+        self._share = share
         self.state: State | None = None
         # Where it is; the state may be behind as long as there are no changes.
         self.position: Checkpoint | None = None
@@ -139,6 +143,8 @@ class Table:
                 " another, or drop it",
                 option="tables" if self.collection else "target",
             )
+        if found is not None and found.share is not None and self._share is not None:
+            found.share.check_bucket(self._share.num_vbuckets)
         if found is not None and found.mode == "log" and found.masks != self._layout.masks:
             raise ConfigError(
                 "the log was written with other fields masked, or with another hash_key, and keeps"
@@ -248,6 +254,7 @@ class Table:
             collection_ids=() if collection_id is None else (collection_id,),
             decision=self._decision,
             masks=self._layout.masks,
+            share=self._share,
             checkpoint=checkpoint,
         )
         self.position = self.reached = checkpoint

@@ -79,6 +79,10 @@ class Target(Protocol):
     the attribute `columns`. One that writes something for a document that was removed has the
     attribute `marks_deletes`, which is true: the rows of its tables are as with `deletes="mark"`.
 
+    A target to whose tables several processes can write, each a share of the vBuckets, has the
+    method `take_share`, which is called with the share, or `None`, before `open`. State, counts
+    and `Commit.removals` are then of the share's rows only.
+
     A target whose tables have schemas of their own is a `GrowingTarget`.
     """
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 Kind = Literal["missing", "extra", "older", "other"]
 KINDS: tuple[Kind, ...] = ("missing", "extra", "older", "other")
@@ -68,6 +71,24 @@ class TableVerification:
     def is_equal(self) -> bool:
         """Whether it was compared, and nothing differs."""
         return not (self.vbuckets or self.rolled_back or self.not_compared)
+
+
+def together(parts: Sequence[TableVerification], examples: int) -> TableVerification:
+    """Returns how a table compares, of which parts were compared on their own."""
+    if len(parts) == 1:
+        return parts[0]
+    counts: dict[str, Any] = {
+        name: sum(getattr(part, name) for part in parts)
+        for name in ("documents", "rows", "rejected", "later", *KINDS)
+    }
+    return TableVerification(
+        collection=parts[0].collection,
+        rolled_back=tuple(sorted(each for part in parts for each in part.rolled_back)),
+        vbuckets=tuple(sorted(each for part in parts for each in part.vbuckets)),
+        examples=tuple(each for part in parts for each in part.examples)[:examples],
+        not_compared="; ".join(part.not_compared for part in parts if part.not_compared),
+        **counts,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,9 @@ from dcp_rs._libraries import require
 from dcp_rs.replication.contents import VERSIONS, Part, among, as_versions, columns
 from dcp_rs.replication.postgres.relation import STATES, names_of, resolve
 from dcp_rs.replication.postgres.session import Session, qualified
+from dcp_rs.replication.postgres.states import NOTHING
 from dcp_rs.replication.postgres.target import check_host
+from dcp_rs.replication.sharing import split_key
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
@@ -49,23 +51,24 @@ class PostgresContents:
             return {}
         self._states = qualified(found[0][0], STATES)
         rows = self._session.run(f"SELECT table_name, state FROM {self._states}")  # noqa: S608
-        states = {name: State.from_json(text) for name, text in rows}
+        # Of a share that has not committed there is nothing to compare.
+        states = {name: State.from_json(text) for name, text in rows if text != NOTHING}
         if self._only is None:
             return states
         relation = resolve(self._session, self._only)
         names = names_of(self._session, self._states, relation)
-        return {name: states[name] for name in names}
+        return {name: states[name] for name in names if name in states}
 
     def counts(self, table: str) -> dict[int, int]:
         """See `Contents`."""
-        name = resolve(self._session, table).quoted
+        name = resolve(self._session, split_key(table)[0]).quoted
         return dict(
             self._session.run(f"SELECT vbucket, count(*) FROM {name} GROUP BY vbucket")  # noqa: S608
         )
 
     def read(self, table: str, vbuckets: Sequence[int]) -> Part:
         """See `Contents`."""
-        relation = resolve(self._session, table)
+        relation = resolve(self._session, split_key(table)[0])
         with self._session.transaction(_SNAPSHOT):
             found = self._session.run(
                 f"SELECT state FROM {self._states} WHERE table_name = $1",  # noqa: S608 - quoted

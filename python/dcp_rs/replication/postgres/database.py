@@ -10,10 +10,12 @@ from dcp_rs.replication.postgres import refusals
 from dcp_rs.replication.postgres.relation import STATES
 from dcp_rs.replication.postgres.session import Session, qualified
 from dcp_rs.replication.postgres.target import PostgresTarget, check_host
+from dcp_rs.replication.sharing import split_key
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Address, Commit
 
@@ -38,6 +40,7 @@ class PostgresDatabase:
         self._adbc = require("a PostgreSQL target", "adbc_driver_postgresql.dbapi", "postgres")
         self._uri = uri
         self._session: Session | None = None
+        self._share: BucketShare | None = None
 
     @classmethod
     def at(cls, address: Address) -> PostgresDatabase:
@@ -48,6 +51,10 @@ class PostgresDatabase:
         """
         check_host(address)
         return cls(address.url)
+
+    def take_share(self, share: BucketShare | None) -> None:
+        """See `dcp_rs.replication.Target`."""
+        self._share = share
 
     def open(self) -> dict[str, str]:
         """See `dcp_rs.replication.Database.open`."""
@@ -62,12 +69,19 @@ class PostgresDatabase:
                 return {}
             table = qualified(found[0][0], STATES)
             rows = session.run(f"SELECT table_name, state FROM {table}")  # noqa: S608 - quoted
-        collections = {name: json.loads(state).get("collection") for name, state in rows}
+        own = None if self._share is None else str(self._share)
+        collections = {
+            split_key(name)[0]: json.loads(state).get("collection")
+            for name, state in rows
+            if split_key(name)[1] == own
+        }
         return {name: collection for name, collection in collections.items() if collection}
 
     def target(self, table: str) -> PostgresTarget:
         """See `dcp_rs.replication.Database.target`."""
-        return PostgresTarget(self._uri, table, session=self._session)
+        target = PostgresTarget(self._uri, table, session=self._session)
+        target.take_share(self._share)
+        return target
 
     def fold(self, table: str) -> str:
         """See `dcp_rs.replication.Database.fold`."""

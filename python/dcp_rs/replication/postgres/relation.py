@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.postgres.session import qualified
 from dcp_rs.replication.rejects import SUFFIX
+from dcp_rs.replication.sharing import SUFFIX as SHARE
 from dcp_rs.replication.target import IDENTITY
 
 if TYPE_CHECKING:
@@ -21,11 +22,11 @@ PREFIX = "_dcp_rs_"
 # Names of the query's table `given` as schema and name: those of the relation that the search path
 # leads to, or else of the one that would be made.
 _RESOLVED = """
-SELECT given.name, c.oid::bigint AS oid, c.relkind::text AS kind,
+SELECT given.key, c.oid::bigint AS oid, c.relkind::text AS kind,
     coalesce(n.nspname::text, CASE WHEN cardinality(parts) > 1 THEN parts[1]
         ELSE current_schema()::text END) AS nspname,
     coalesce(c.relname::text, parts[cardinality(parts)]) AS relname
-FROM (SELECT name, string_to_array(name, '.') AS parts FROM given) given
+FROM (SELECT key, string_to_array(name, '.') AS parts FROM given) given
 LEFT JOIN pg_class c ON c.oid = CASE WHEN cardinality(parts) < 3 THEN
     to_regclass(array_to_string(ARRAY(SELECT quote_ident(part) FROM unnest(parts) part), '.')) END
 LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -80,7 +81,9 @@ def resolve(session: Session, name: str) -> Relation:
             f"{name!r} names no table: write table or schema.table, without other dots",
             option="target",
         )
-    found = session.run(f"WITH given AS (SELECT $1::text AS name) {_RESOLVED}", name)
+    found = session.run(
+        f"WITH given AS (SELECT $1::text AS key, $1::text AS name) {_RESOLVED}", name
+    )
     _, oid, kind, schema, relname = found[0]
     if schema is None:
         raise ConfigError(
@@ -117,12 +120,14 @@ def relation_of(session: Session, schema: str, name: str) -> tuple[int, str] | N
 
 
 def names_of(session: Session, states: str, relation: Relation) -> list[str]:
-    """Returns the names in the table of states that mean a relation."""
+    """Returns the names in the table of states that mean a relation, or shares of it."""
     found = session.run(
-        f"WITH given AS (SELECT table_name AS name FROM {states})"  # noqa: S608 - quoted
-        f" SELECT name FROM ({_RESOLVED}) each WHERE nspname = $1 AND relname = $2",
+        "WITH given AS (SELECT table_name AS key, regexp_replace(table_name, $3, '') AS name"  # noqa: S608
+        f" FROM {states})"
+        f" SELECT key FROM ({_RESOLVED}) each WHERE nspname = $1 AND relname = $2",
         relation.schema,
         relation.name,
+        SHARE,
     )
     return [name for (name,) in found]
 

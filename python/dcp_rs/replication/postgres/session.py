@@ -42,6 +42,10 @@ class Session:
             rows: list[Any] = cursor.fetchall() if cursor.description else []
             return rows
 
+    def wait_for(self, *names: str) -> None:
+        """Waits until no other transaction does what these names, joined, stand for."""
+        self.run("SELECT pg_advisory_xact_lock(hashtext('dcp_rs'), hashtext($1))", "..".join(names))
+
     def read(self, statement: str) -> pa.Table:
         """Runs a query and returns its rows as Arrow columns."""
         with self._connection.cursor() as cursor:

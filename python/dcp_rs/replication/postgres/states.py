@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication.postgres.relation import STATES, names_of
 from dcp_rs.replication.postgres.session import qualified
+from dcp_rs.replication.sharing import SUFFIX, called, split_key
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
     from dcp_rs.replication.postgres.relation import Relation
     from dcp_rs.replication.postgres.session import Session
+    from dcp_rs.replication.sharing import BucketShare
 
 _log = logging.getLogger("dcp_rs.replication")
 
 _COLUMNS = ("table_name", "commits", "generation", "complete_generation", "state", "rows")
 _ROWS = "ADD COLUMN IF NOT EXISTS rows bigint"
+NOTHING = "{}"
+"""State of a share that has not committed, which earlier releases can read."""
 
 
 class Found(NamedTuple):
@@ -26,13 +30,18 @@ class Found(NamedTuple):
 
     Attributes:
         name: Name that it is saved under.
-        state: The state.
-        rows: Rows that the table had after the commit; `None` if that is not known.
+        state: The state; `None` if only other shares of the table have one.
+        rows: Rows that the table, or the share of it, had after the commit; `None` if that is not
+            known.
     """
 
     name: str
-    state: State
+    state: State | None
     rows: int | None
+
+
+def _of(number: str | None) -> str:
+    return "one process" if number is None else f"{number} shares"
 
 
 def has_states(session: Session) -> bool:
@@ -52,12 +61,10 @@ class States:
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        found = session.run(
-            "SELECT nspname::text, c.oid::bigint, pg_has_role(relowner, 'USAGE')"
-            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
-            " WHERE c.oid = to_regclass($1)",
-            STATES,
-        )
+        found = self._look()
+        if not found:
+            session.wait_for(STATES)
+            found = self._look()
         # Without the right to create tables, `CREATE TABLE IF NOT EXISTS` fails though it exists.
         if found:
             schema, oid, is_owner = found[0]
@@ -79,6 +86,14 @@ class States:
             " generation bigint, complete_generation bigint, state text, rows bigint)"
         )
 
+    def _look(self) -> list[Any]:
+        return self._session.run(
+            "SELECT nspname::text, c.oid::bigint, pg_has_role(relowner, 'USAGE')"
+            " FROM pg_class c JOIN pg_namespace n ON n.oid = relnamespace"
+            " WHERE c.oid = to_regclass($1)",
+            STATES,
+        )
+
     def _gain_rows(self, oid: int, *, is_owner: bool) -> bool:
         """Adds the column that an older release did not make."""
         if self._session.run(
@@ -98,27 +113,63 @@ class States:
         )
         return False
 
-    def find(self, relation: Relation, given: str) -> Found | None:
-        """Returns the state of a table, under whatever name it was saved.
+    def find(self, relation: Relation, given: str, share: BucketShare | None) -> Found | None:
+        """Returns the state of a table, or of a share of it, under whatever name it was saved.
 
         Raises:
             ConfigError: There are two.
-            CheckpointError: It is damaged.
+            CheckpointError: It is damaged, or is that of another number of shares.
         """
-        names = names_of(self._session, self.table, relation)
+        there = names_of(self._session, self.table, relation)
+        self._check_number(there, given, share)
+        names = (
+            there if share is None else [key for key in there if split_key(key)[1] == str(share)]
+        )
         if len(names) > 1:
             raise ConfigError(
                 f"{' and '.join(sorted(names))} are the same table, and each has a state: "
                 f"keep the row of {self.table} that is right, and delete the other",
                 option="target",
             )
+        if share is not None and there and not names:
+            return Found(share.key(given), None, None)
         if not names:
             self._refuse_elsewhere(relation, given)
             return None
         rows = "rows" if self._has_rows else "NULL::bigint"
         statement = f"SELECT state, {rows} FROM {self.table} WHERE table_name = $1"  # noqa: S608
         text, count = self._session.run(statement, names[0])[0]
-        return Found(names[0], State.from_json(text), count)
+        return Found(names[0], None if text == NOTHING else State.from_json(text), count)
+
+    def _check_number(self, names: list[str], given: str, share: BucketShare | None) -> None:
+        """Checks that a table is written by as many processes as before.
+
+        Raises:
+            CheckpointError: It is not.
+        """
+        of = None if share is None else str(share.of)
+        for name in names:
+            known = split_key(name)[1]
+            before = None if known is None else known.partition("/")[2]
+            if before == of:
+                continue
+            goes_on = "leave out share"
+            if before is not None:
+                goes_on = f"start it with the shares 1/{before} to {before}/{before}"
+            raise CheckpointError(
+                f"table {given} is that of {_of(before)}, and cannot become that of {_of(of)}:"
+                f" {goes_on}; or replicate to a new table; or stop all that write to it, drop it,"
+                f" and delete {', '.join(sorted(names))} from {self.table}"
+            )
+
+    def begin(self, name: str) -> None:
+        """Notes that there is a share, before its first commit."""
+        self._session.run(
+            f"INSERT INTO {self.table} (table_name, commits, generation, complete_generation,"  # noqa: S608
+            " state) VALUES ($1, 0, 0, 0, $2) ON CONFLICT DO NOTHING",
+            name,
+            NOTHING,
+        )
 
     def _refuse_elsewhere(self, relation: Relation, given: str) -> None:
         """Looks for the state in the tables of other schemas.
@@ -141,8 +192,11 @@ class States:
             if schema == relation.schema:
                 names.add(relation.name)
             for name in names:
-                statement = f"SELECT 1 FROM {qualified(schema, STATES)} WHERE table_name = $1"  # noqa: S608
-                if self._session.run(statement, name):
+                statement = (
+                    f"SELECT 1 FROM {qualified(schema, STATES)}"  # noqa: S608 - quoted
+                    " WHERE regexp_replace(table_name, $2, '') = $1"
+                )
+                if self._session.run(statement, name, SUFFIX):
                     raise ConfigError(
                         f"the state of table {given} is in {schema}.{STATES}: put {schema}"
                         " first in search_path",
@@ -155,7 +209,7 @@ class States:
         Raises:
             ConcurrentWriterError: The state is not that of the commit before.
         """
-        if state.commits == 1:
+        if state.commits == 1 and state.share is None:
             return
         found = self._session.run(
             f"SELECT 1 FROM {self.table} WHERE table_name = $1 AND commits = $2 FOR UPDATE",  # noqa: S608
@@ -163,7 +217,7 @@ class States:
             state.commits - 1,
         )
         if not found:
-            raise overtaken(name)
+            raise overtaken(called(name))
 
     def forget(self, name: str) -> None:
         """Removes a state."""
@@ -184,7 +238,7 @@ class States:
             *([rows] if self._has_rows else []),
         ]
         columns = _COLUMNS[: len(values)]
-        if state.commits == 1:
+        if state.commits == 1 and state.share is None:
             places = ", ".join(f"${place}" for place in range(1, len(values) + 1))
             statement = (
                 f"INSERT INTO {self.table} ({', '.join(columns)}) VALUES ({places})"  # noqa: S608
@@ -197,4 +251,4 @@ class States:
                 " WHERE table_name = $1 AND commits = $2 - 1 RETURNING 1"
             )
         if not self._session.run(statement, *values):
-            raise overtaken(name)
+            raise overtaken(called(name))

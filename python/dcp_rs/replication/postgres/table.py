@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from dcp_rs.replication.postgres.relation import Relation
     from dcp_rs.replication.postgres.session import Session
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Commit
 
@@ -46,13 +47,24 @@ class Table:
         relation: The table, which may not exist yet.
         mode: What it holds.
         name: Its name in errors.
+        share: The share of the vBuckets whose rows are written; `None` for all.
 
     Attributes:
-        rows: Rows that it has.
+        rows: Rows that it has, of the share.
     """
 
-    def __init__(self, session: Session, relation: Relation, mode: Mode, name: str) -> None:
+    def __init__(
+        self,
+        session: Session,
+        relation: Relation,
+        mode: Mode,
+        name: str,
+        share: BucketShare | None,
+    ) -> None:
         self._session = session
+        self._is_shared = share is not None
+        # Condition of the rows that are counted and removed.
+        self._own = "true" if share is None else share.condition
         self._relation = relation
         self._mode = mode
         self._name = name
@@ -67,12 +79,13 @@ class Table:
 
     # ----- opening -----
 
-    def prepare(self, want: dict[str, str], *, is_known: bool) -> None:
+    def prepare(self, want: dict[str, str], *, is_known: bool, has_others: bool = False) -> None:
         """Creates the table, or adds missing columns.
 
         Args:
             want: Types of its columns.
             is_known: Whether it has a state.
+            has_others: Whether other shares of it may have rows.
 
         Raises:
             ConfigError: It is another's, or cannot be written.
@@ -83,14 +96,15 @@ class Table:
             key = f", PRIMARY KEY ({_IDENTITY})" if self._mode == "table" else ""
             self._session.run(f"CREATE TABLE {table} ({_columns(want)}{key})")
         else:
-            if not is_known and self._session.run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
+            those = f"{table} WHERE {self._own}" if has_others else table
+            if not is_known and self._session.run(f"SELECT 1 FROM {those} LIMIT 1"):  # noqa: S608
                 raise ConfigError(
                     f"table {self._name} has rows that dcp_rs did not write: use another",
                     option="target",
                 )
             self._check(oid, want)
-            self.rows = self._count(table)
-        self._prepare_rejects(is_known=is_known)
+            self.rows = self._count(f"{table} WHERE {self._own}")
+        self._prepare_rejects(is_known=is_known, has_others=has_others)
         if self._mode == "table" or self._has_triggers:
             identity = [want[each] for each in IDENTITY]
             self._stage_rows(want)
@@ -141,21 +155,32 @@ class Table:
 
     # ----- rejects -----
 
-    def _prepare_rejects(self, *, is_known: bool) -> None:
+    def _prepare_rejects(self, *, is_known: bool, has_others: bool) -> None:
         """Looks for the table of rejects. Those of a table that has no state are void."""
+        if not self._has_rejects():
+            return
+        self._stage_settled()
+        if not is_known:
+            those = f"{self._rejects} WHERE {self._own}" if has_others else self._rejects
+            self._session.run(f"DELETE FROM {those}")  # noqa: S608 - quoted
+        self._rejected = self._count(f"{self._rejects} WHERE {self._own}")
+
+    def _has_rejects(self) -> bool:
+        """Whether there is a table of rejects.
+
+        Raises:
+            ConfigError: What has its name is none.
+        """
         found = relation_of(self._session, self._relation.schema, self._relation.rejects)
         if found is None:
-            return
+            return False
         oid, kind = found
         have = columns_of(self._session, oid)
         want = types_of(rejects.SCHEMA)
         kinds = {name: column.kind for name, column in have.items() if name in want}
         if kind not in {"r", "p"} or kinds != want:
             raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")
-        self._stage_settled()
-        if not is_known:
-            self._session.run(f"DELETE FROM {self._rejects}")  # noqa: S608 - quoted
-        self._rejected = self._count(self._rejects)
+        return True
 
     def _stage_settled(self) -> None:
         self._settled = self._session.staging(_SETTLED, self._rejects, _IDENTITY, None)
@@ -167,8 +192,15 @@ class Table:
                 "rejects: give the table a shorter name, or fail at the first reject",
                 option="target",
             )
-        if relation_of(self._session, self._relation.schema, self._relation.rejects) is not None:
-            raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")
+        if self._is_shared:
+            self._session.wait_for(self._relation.schema, self._relation.rejects)
+        if self._has_rejects():
+            # Another share has made it.
+            if not self._is_shared:
+                raise rejects.name_taken(f"{self._relation.schema}.{self._relation.rejects}")
+            self._stage_settled()
+            self._rejected = 0
+            return
         required = {each.name for each in rejects.SCHEMA if not each.nullable}
         kinds = {
             name: f"{kind} NOT NULL" if name in required else kind
@@ -181,7 +213,7 @@ class Table:
     def _write_rejects(self, commit: Commit) -> None:
         if self._rejected:
             for condition in commit.removals:
-                self._remove_rejects(f"WHERE {condition}")
+                self._remove_rejects(f"WHERE ({condition}) AND {self._own}")
         if self._rejected and len(commit.settled):
             self._session.stage(self._settled, commit.settled)
             self._remove_rejects(f"t USING {self._settled} d WHERE {_SAME}")
@@ -224,7 +256,7 @@ class Table:
             self._grow(commit.schema)
         commit = rejects.rejecting(commit, refusals.with_nul(commit.rows))
         for condition in commit.removals:
-            self._remove(f"WHERE {condition}")
+            self._remove(f"WHERE ({condition}) AND {self._own}")
         self._remove_documents(commit.deletes)
         commit = rejects.rejecting(commit, self._write_rows(commit))
         self._write_rejects(commit)

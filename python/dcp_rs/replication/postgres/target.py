@@ -8,7 +8,7 @@ import contextlib
 import re
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeVar
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
@@ -18,14 +18,17 @@ from dcp_rs.replication.postgres.session import Session
 from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
+from dcp_rs.replication.sharing import called
 from dcp_rs.replication.target import check_use, is_scalar, overtaken, refuse_variants
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pyarrow as pa
 
     from dcp_rs.replication.postgres.relation import Relation
+    from dcp_rs.replication.postgres.states import Found
+    from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode, State
     from dcp_rs.replication.target import Address, Commit
 
@@ -40,13 +43,16 @@ _WAIT_SECONDS = 30.0
 _PAUSE = 0.05
 _LONGEST_PAUSE = 2.0
 
+Done = TypeVar("Done")
+
 
 class PostgresTarget:
     """A table of a PostgreSQL database, version 12 or newer.
 
     Rows come in by `COPY`. The state is a row of the table `dcp_rs_replication` of the same
     database; rows that the server refuses go into the table `<table>_rejected` of the same schema.
-    While it is open it holds an advisory lock of the table's name.
+    While it is open it holds an advisory lock of the table's name; one that has a share of the
+    table shares that lock, and holds one of the share's name.
 
     Args:
         uri: Database, as libpq has it: `postgresql://user@host/database`.
@@ -68,6 +74,7 @@ class PostgresTarget:
         self._uri = uri
         self._name = table
         self._shared = session
+        self._share: BucketShare | None = None
         self._session: Session | None = None
         self._open: _Open | None = None
 
@@ -83,19 +90,27 @@ class PostgresTarget:
         check_host(address)
         return cls(address.url, address.options.get("table", "documents"))
 
+    def take_share(self, share: BucketShare | None) -> None:
+        """See `dcp_rs.replication.Target`."""
+        self._share = share
+
     def stored(self) -> State | None:
         """See `dcp_rs.replication.GrowingTarget.stored`."""
         with refusals.explained(self._name, self._adbc.Error):
             session = self._shared or Session(self._adbc, self._uri)
             try:
-                if not has_states(session):
-                    return None
-                with session.transaction():
-                    found = States(session).find(resolve(session, self._name), self._name)
+                found = self._find(session)
             finally:
                 if self._shared is None:
                     session.close()
         return None if found is None else found.state
+
+    def _find(self, session: Session) -> Found | None:
+        if not has_states(session):
+            return None
+        with session.transaction():
+            relation = resolve(session, self._name)
+            return States(session).find(relation, self._name, self._share)
 
     def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
         """See `dcp_rs.replication.GrowingTarget.widens`."""
@@ -110,9 +125,15 @@ class PostgresTarget:
             relation = resolve(session, self._name)
             check_columns(session, want)
             self._lock(session, relation)
-            with session.transaction():
-                # Another may have made or dropped it until the lock was held.
-                return self._prepare(session, resolve(session, self._name), want, mode, schema)
+
+            def prepare() -> State | None:
+                with session.transaction():
+                    if self._share is not None:
+                        session.wait_for(relation.schema, relation.name, "")
+                    # Another may have made or dropped it until the lock was held.
+                    return self._prepare(session, resolve(session, self._name), want, mode, schema)
+
+            return self._until_done(prepare)
 
     def _lock(self, session: Session, relation: Relation) -> None:
         """Locks the table for this session, as this release names it and as 0.2.0 did.
@@ -120,10 +141,23 @@ class PostgresTarget:
         Waits for a killed process whose commit is still in progress.
         """
         deadline = time.monotonic() + _WAIT_SECONDS
-        for name, schema in ((relation.name, relation.schema), (self._name, None)):
-            while not _try_lock(session, name, schema):
+        share = self._share
+        is_shared = share is not None
+        locks: list[tuple[str, str | None, bool]] = [
+            (relation.name, relation.schema, is_shared),
+            (self._name, None, is_shared),
+        ]
+        if share is not None:
+            locks.append((share.key(relation.name), relation.schema, False))
+        for name, schema, with_others in locks:
+            if _try_lock(session, name, schema, is_shared=with_others):
+                continue
+            # It may be one of another number of shares, which is refused in other words.
+            self._find(session)
+            while not _try_lock(session, name, schema, is_shared=with_others):
                 if time.monotonic() > deadline:
-                    raise overtaken(self._name)
+                    self._find(session)
+                    raise overtaken(called(name))
                 time.sleep(_PAUSE)
 
     def _prepare(
@@ -134,18 +168,21 @@ class PostgresTarget:
         mode: Mode,
         schema: pa.Schema,
     ) -> State | None:
-        states = States(session)
-        found = states.find(relation, self._name)
+        states, share = States(session), self._share
+        found = states.find(relation, self._name, share)
         state = None if found is None else found.state
-        # A process of 0.2.0 has the lock of the name in its state.
-        if found is not None and not _try_lock(session, found.name):
+        # A process of 0.2.0, which has no shares, has the lock of the name in its state.
+        if found is not None and share is None and not _try_lock(session, found.name):
             raise overtaken(self._name)
         check_use(state, schema, mode)
         if found is None:
             check_new_name(session, states.table, relation, self._name)
-        table = Table(session, relation, mode, self._name)
-        table.prepare(want, is_known=found is not None)
-        self._open = _Open(states, table, self._name if found is None else found.name)
+        table = Table(session, relation, mode, self._name, share)
+        table.prepare(want, is_known=state is not None, has_others=found is not None)
+        name = self._name if share is None else share.key(self._name)
+        self._open = _Open(states, table, name if found is None else found.name)
+        if share is not None:
+            states.begin(self._open.name)
         if state is None or found is None:
             return None
         if relation.oid is None:
@@ -166,11 +203,15 @@ class PostgresTarget:
             The commits as they were applied.
         """
         first = commits[0][0]
+        return first._until_done(lambda: first._apply(commits))
+
+    def _until_done(self, attempt: Callable[[], Done]) -> Done:
+        """Tries a transaction again as long as what it fails of may pass."""
         deadline, pause = time.monotonic() + _WAIT_SECONDS, _PAUSE
         while True:
             try:
-                return first._apply(commits)
-            except first._adbc.Error as error:
+                return attempt()
+            except self._adbc.Error as error:
                 if not refusals.is_passing(error) or time.monotonic() + pause > deadline:
                     raise
             time.sleep(pause)
@@ -226,12 +267,18 @@ def check_host(address: Address) -> None:
         )
 
 
-def _try_lock(session: Session, name: str, schema: str | None = None) -> bool:
-    """Locks a name in a schema, that of new tables by default, if no other session has it."""
+def _try_lock(
+    session: Session, name: str, schema: str | None = None, *, is_shared: bool = False
+) -> bool:
+    """Locks a name in a schema, that of new tables by default, if no other session has it.
+
+    Sessions that share it may have it together.
+    """
     values = [name] if schema is None else [name, schema]
     prefix = "current_schema()" if schema is None else "$2::text"
+    lock = "pg_try_advisory_lock_shared" if is_shared else "pg_try_advisory_lock"
     found = session.run(
-        f"SELECT pg_try_advisory_lock(hashtext('dcp_rs'), hashtext(concat({prefix}, $1::text)))",
+        f"SELECT {lock}(hashtext('dcp_rs'), hashtext(concat({prefix}, $1::text)))",
         *values,
     )
     return bool(found[0][0])
