@@ -9,11 +9,14 @@ import duckdb
 import pytest
 
 import dcp_rs
+import replicas
 from dcp_rs.cli import _pipeline, _program
 from dcp_rs.exceptions import ConfigError
 
 ROOT = Path(__file__).parents[2]
 _PASSWORD = "canary-8f1c2e"
+# Keys of the example that a test has in its own way.
+_OF_LAKE = ("listen", "log_format", "target", "tables", "document_schema", "collections")
 
 
 @pytest.fixture
@@ -232,6 +235,37 @@ def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):
     monkeypatch.setenv("PASSWORD", _PASSWORD)
     assert run("check", file("collections = ['inventory.none']", but=["collections"])) == 1
     assert "collections of pipeline.toml" in capsys.readouterr().err
+
+
+def test_check_says_what_a_share_is_and_refuses_another_number(
+    file, capsys, cluster, postgres_database
+):
+    def target_of(more):
+        status, found = checked(
+            capsys, file(f"target = '{postgres_database}'\n{more}", but=_OF_LAKE)
+        )
+        (told,) = [each for each in found if each["step"] == "target"]
+        return status, told["detail"]
+
+    status, told = target_of("share = '1/2'")
+    assert status == 0
+    assert told.endswith("; share 1/2 has the vBuckets 0 to 1")
+    replicas.replicate(cluster, postgres_database, share="1/2")
+    assert target_of("share = '2/2'")[0] == 0
+    for more in ("share = '1/3'", ""):
+        status, told = target_of(more)
+        assert status == 1
+        assert "documents is that of 2 shares, and cannot become" in told
+    refused = {
+        "share = '1/2'\non_drop = 'drop'\ntables = 'collection'": "on_drop of pipeline.toml: one",
+        "share = '1/2'\ndocument_schema = 'infer'": "document_schema of pipeline.toml: each share",
+        "share = '1/5'": "share of pipeline.toml: 5 shares are too many",
+    }
+    for more, reason in refused.items():
+        assert run("check", file(f"target = '{postgres_database}'\n{more}", but=_OF_LAKE)) == 1
+        assert reason in capsys.readouterr().err
+    assert run("check", file("share = '1/2'", but=["document_schema"])) == 1
+    assert "share of pipeline.toml: DuckDB has one writer" in capsys.readouterr().err
 
 
 # ----- one list of options -----

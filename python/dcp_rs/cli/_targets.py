@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
 from dcp_rs.replication import check_mode, open_database, open_target, template_of
+from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.target import Address
 
 if TYPE_CHECKING:
@@ -20,14 +21,16 @@ def scheme_of(url: str) -> str:
     return url.partition(":")[0]
 
 
-def look(given: Mapping[str, Any]) -> str:
+def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
     """Says what is at the target of a replication, and what would be created.
 
     Args:
         given: Options of the replication.
+        num_vbuckets: Number of vBuckets in the bucket.
 
     Raises:
         ConfigError: The URL is wrong, or the target cannot do what is asked of it.
+        CheckpointError: It is written by another number of shares.
         DcpError: Nothing can be written there.
         ImportError: The target's library is not installed.
     """
@@ -35,14 +38,36 @@ def look(given: Mapping[str, Any]) -> str:
     has_tables = (template_of(url, tables) or tables) is not None
     opening = open_database if has_tables else open_target
     # This opens no table.
-    check_mode(opening(url, given["storage_options"]), given["mode"] or "table")
+    target: Any = opening(url, given["storage_options"])
+    check_mode(target, given["mode"] or "table")
+    share = None if given["share"] is None else BucketShare.parse(given["share"], num_vbuckets)
+    if share is not None:
+        _check_share(given, target, share)
     address = Address.parse(url)
     kinds: Mapping[str, Callable[[Address], str]] = {"duckdb": _duckdb, "postgresql": _postgres}
     if address.scheme in kinds:
-        return kinds[address.scheme](address)
+        found = kinds[address.scheme](address)
+        # Which tables there are of several, only a replication finds out.
+        if address.scheme == "postgresql" and not has_tables:
+            target.stored()
+        if share is None:
+            return found
+        own = share.vbuckets
+        return f"{found}; share {share} has the vBuckets {own.start} to {own.stop - 1}"
     if address.host or address.storage:
         return "not looked at: only its name is known to be right"
     return _folder(Path(address.path))
+
+
+def _check_share(given: Mapping[str, Any], target: object, share: BucketShare) -> None:
+    check_options(given["mode"] or "table", given["on_drop"] or "empty")
+    take_share(target, share)
+    names = ("document_schema", "new_fields", "type_conflicts")
+    options = given["reading"] | given
+    # Which imports PyArrow.
+    from dcp_rs.replication.schemas import Contract
+
+    Contract(**{name: options.get(name) for name in names}).check_shared()
 
 
 def _duckdb(address: Address) -> str:

@@ -91,10 +91,11 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
             return
     with Client(given["connection"]) as client:
         names = list(client.collections(given["reading"].get("collections")))
+        num_vbuckets = client.num_vbuckets
     yield Finding("read", "collections", "ok", _listed(names))
     target = scheme_of(given["target"])
     try:
-        found = look(given)
+        found = look(given, num_vbuckets)
     except ConfigError:
         raise
     except (DcpError, ImportError) as error:

@@ -54,12 +54,13 @@ class States:
 
     Args:
         session: Session, in a transaction.
+        changes: Whether to add what an older release did not make.
 
     Raises:
         ConfigError: There is no schema for it.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, changes: bool = True) -> None:
         self._session = session
         found = self._look()
         if not found:
@@ -70,7 +71,7 @@ class States:
             schema, oid, is_owner = found[0]
             self.schema: str = schema
             self.table = qualified(schema, STATES)
-            self._has_rows = self._gain_rows(oid, is_owner=is_owner)
+            self._has_rows = self._gain_rows(oid, may_add=changes and is_owner, warns=changes)
             return
         schema = session.run("SELECT current_schema()::text")[0][0]
         if schema is None:
@@ -94,7 +95,7 @@ class States:
             STATES,
         )
 
-    def _gain_rows(self, oid: int, *, is_owner: bool) -> bool:
+    def _gain_rows(self, oid: int, *, may_add: bool, warns: bool) -> bool:
         """Adds the column that an older release did not make."""
         if self._session.run(
             "SELECT 1 FROM pg_attribute WHERE attrelid = $1::bigint::oid AND attname = 'rows'"
@@ -102,16 +103,16 @@ class States:
             oid,
         ):
             return True
-        if is_owner:
+        if may_add:
             self._session.run(f"ALTER TABLE {self.table} {_ROWS}")
-            return True
-        _log.warning(
-            "nothing notices rows that others add or remove, since this role may not alter the "
-            "table of states: let its owner run ALTER TABLE %s %s",
-            self.table,
-            _ROWS,
-        )
-        return False
+        elif warns:
+            _log.warning(
+                "nothing notices rows that others add or remove, since this role may not alter the "
+                "table of states: let its owner run ALTER TABLE %s %s",
+                self.table,
+                _ROWS,
+            )
+        return may_add
 
     def find(self, relation: Relation, given: str, share: BucketShare | None) -> Found | None:
         """Returns the state of a table, or of a share of it, under whatever name it was saved.

@@ -110,7 +110,7 @@ class PostgresTarget:
             return None
         with session.transaction():
             relation = resolve(session, self._name)
-            return States(session).find(relation, self._name, self._share)
+            return States(session, changes=False).find(relation, self._name, self._share)
 
     def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
         """See `dcp_rs.replication.GrowingTarget.widens`."""
