@@ -241,6 +241,28 @@ def test_a_bucket_that_was_created_again_is_loaded_by_each_share(cluster, writte
         assert replica.documents() == again.documents()
 
 
+def test_a_bucket_with_another_number_of_vbuckets_is_refused(cluster, written, table, monkeypatch):
+    """Rows would be of other shares: while it runs, and at a start."""
+    with Running(cluster, table, ["2/3"]) as running:
+        until(running.follow)
+        # An embedded cluster has the same number again.
+        with monkeypatch.context() as patch:
+            patch.setattr(dcp_rs.Client, "num_vbuckets", 16)
+            cluster.drop_bucket()
+            cluster.create_bucket()
+            until(lambda: running.errors)
+        error = running.errors.pop()
+    assert isinstance(error, CheckpointError)
+    before = table.documents()
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=16) as other:
+        reason = "one of 8 vBuckets, and the bucket has 16 now, .*: replicate to a new table"
+        with pytest.raises(CheckpointError, match=reason) as another:
+            replicate(other, table, share="2/3")
+    assert str(error) == str(another.value)
+    assert table.documents() == before
+    assert before.keys() < written.keys
+
+
 def test_rows_that_others_change_are_noticed_by_their_share(cluster, written, table):
     each(cluster, table)
     table.query("DELETE FROM documents WHERE vbucket = 4")
