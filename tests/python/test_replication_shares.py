@@ -14,6 +14,7 @@ from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigErro
 from dcp_rs.replication import open_target
 from dcp_rs.replication.changes import Layout
 from dcp_rs.replication.postgres import target as postgres
+from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.sharing import BucketShare
 from replicas import Written, replicate
 
@@ -185,12 +186,23 @@ def test_shares_together_make_the_bucket(cluster, written, replica):
     assert generations(done) == [1, 1, 1]
 
 
-def test_shares_that_begin_together_make_tables_and_rejects_once(cluster, written, replica):
-    for n in range(12):
-        written.upsert(_LEGACY % n, b"x", COLLECTIONS[n % 2])
+def test_shares_that_run_together_make_tables_and_rejects_once(
+    cluster, written, replica, monkeypatch
+):
+    meeting, has_rejects = threading.Barrier(2), Table._has_rejects
+
+    def has_rejects_of_another(table):
+        found = has_rejects(table)
+        if not found:
+            # Another share is to look before this one makes it, which it cannot.
+            with contextlib.suppress(threading.BrokenBarrierError):
+                meeting.wait(0.3)
+        return found
+
     with Running(cluster, replica) as running:
         until(running.follow)
-        for n in range(12, 24):
+        monkeypatch.setattr(Table, "_has_rejects", has_rejects_of_another)
+        for n in range(24):
             written.upsert(_LEGACY % n, b"x", COLLECTIONS[n % 2])
         until(lambda: sum(each.rejected for each in running.progress.values()) == 24)
         for n in range(0, 24, 3):
@@ -228,17 +240,21 @@ def test_a_lost_tail_is_taken_back_by_its_share_alone(cluster, written, replica)
     assert replica.documents() == written.documents()
 
 
-def test_a_bucket_that_was_created_again_is_loaded_by_each_share(cluster, written, replica):
-    each(cluster, replica)
+def test_a_bucket_that_was_created_again_is_loaded_by_each_share(cluster, written, table):
+    for n in range(12):
+        written.upsert(_LEGACY % n, b"x")
+    each(cluster, table)
     with dcp_rs.testing.EmbeddedCluster(vbuckets=8) as other:
         again = Written(other)
         for n in range(30, 90):
             again.upsert(f"key_{n}", {"n": -n})
-        assert replicate(other, replica, share="1/3").generation == 2
+        assert replicate(other, table, share="1/3").generation == 2
         old = written.documents().keys() - again.documents().keys()
-        assert old & replica.documents().keys(), "the other shares have their rows"
-        assert generations(each(other, replica)) == [2, 2, 2]
-        assert replica.documents() == again.documents()
+        assert old & table.documents().keys(), "the other shares have their rows"
+        assert table.rejects(), "and their rejects"
+        assert generations(each(other, table)) == [2, 2, 2]
+        assert table.documents() == again.documents()
+        assert not table.rejects()
 
 
 def test_a_bucket_with_another_number_of_vbuckets_is_refused(cluster, written, table, monkeypatch):
@@ -292,10 +308,10 @@ def test_a_repair_reads_vbuckets_again_in_their_shares(cluster, written, table):
 
 
 def test_another_number_of_shares_is_refused_and_it_is_said_what_to_do(
-    cluster, written, replica, monkeypatch
+    cluster, written, table, monkeypatch
 ):
     monkeypatch.setattr(postgres, "_WAIT_SECONDS", 0.1)
-    replicate(cluster, replica, share="2/3")
+    replicate(cluster, table, share="2/3")
     for share, named in ((None, "one process"), ("2/4", "4 shares"), ("1/1", "1 shares")):
         with pytest.raises(
             CheckpointError,
@@ -303,19 +319,19 @@ def test_another_number_of_shares_is_refused_and_it_is_said_what_to_do(
             r" 1/3 to 3/3; or replicate to a new table; or stop all that write to it, drop it, and"
             r" delete \S+\.\.2/3 from ",
         ):
-            replicate(cluster, replica, share=share)
-    each(cluster, replica)
-    assert replica.documents() == written.documents()
+            replicate(cluster, table, share=share)
+    each(cluster, table)
+    assert table.documents() == written.documents()
 
 
-def test_a_table_of_one_process_has_no_shares(cluster, written, replica):
-    replicate(cluster, replica)
+def test_a_table_of_one_process_has_no_shares(cluster, written, table):
+    replicate(cluster, table)
     with pytest.raises(
         CheckpointError,
         match="that of one process, and cannot become that of 3 shares: leave out share; or",
     ):
-        replicate(cluster, replica, share="1/3")
-    assert replica.documents() == written.documents()
+        replicate(cluster, table, share="1/3")
+    assert table.documents() == written.documents()
 
 
 def test_the_way_to_another_number_of_shares_works(cluster, written, table):
@@ -379,24 +395,23 @@ def test_a_share_that_was_overtaken_writes_nothing_more(cluster, written, table)
 
 
 @pytest.mark.usefixtures("written")
-def test_verify_compares_all_shares_as_one_table(cluster, replica, table):
-    replicate(cluster, replica, share="1/3")
+def test_verify_compares_all_shares_as_one_table(cluster, table):
+    replicate(cluster, table, share="1/3")
     # Which share 2 has opened, and not committed to.
-    with opened(table, "2/3", next(iter(verified(cluster, table)))):
+    with opened(table, "2/3"):
         pass
     found = verified(cluster, table)
     assert {each.not_compared for each in found.values()} == {
         "share 2/3, 3/3 has committed nothing"
     }
-    each(cluster, replica)
+    each(cluster, table)
     found = verified(cluster, table)
     assert not any(each.not_compared or each.vbuckets for each in found.values())
     assert sum(each.documents for each in found.values()) == 60
-    name = next(iter(found))
-    table.query(f"DELETE FROM {name} WHERE vbucket = 4")
-    table.query(f"UPDATE {name} SET seqno = seqno - 1 WHERE vbucket = 7")
-    assert verified(cluster, table)[name].vbuckets == (4, 7)
-    assert verified(cluster, table, vbuckets=range(4))[name].is_equal
+    table.query("DELETE FROM documents WHERE vbucket = 4")
+    table.query("UPDATE documents SET seqno = seqno - 1 WHERE vbucket = 7")
+    assert verified(cluster, table)["documents"].vbuckets == (4, 7)
+    assert verified(cluster, table, vbuckets=range(4))["documents"].is_equal
 
 
 def verified(cluster, table, **options):

@@ -280,6 +280,7 @@ class Line:
     def __call__(self, progress: Progress) -> str:
         """Returns the line."""
         parts = [
+            *([] if progress.share is None else [f"share {progress.share}"]),
             f"{progress.phase}: generation {progress.generation}",
             f"{_counted(progress.changes, 'change')} in {_counted(progress.commits, 'commit')}",
         ]
