@@ -22,8 +22,10 @@ SUFFIX = r"\.\.[0-9]{1,5}/[0-9]{1,5}$"
 class BucketShare:
     """The vBuckets that one of several processes replicates.
 
-    They are those of `dcp_rs.Share`, which every process computes alike: next to each other, so
-    that a condition on them is short.
+    They are those of `dcp_rs.Share`, which every process computes alike. Keys are hashed to
+    vBuckets, so that each share has as many documents, and all together ask each node for its
+    vBuckets, however they are chosen. Those of a share are next to each other: the condition that
+    selects their rows is short, and it needs fewer connections where a node has a range of them.
 
     Attributes:
         number: Which share, from 1.

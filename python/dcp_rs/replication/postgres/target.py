@@ -157,7 +157,8 @@ class PostgresTarget:
             while not _try_lock(session, name, schema, is_shared=with_others):
                 if time.monotonic() > deadline:
                     self._find(session)
-                    raise overtaken(called(name))
+                    is_own = share is not None and not with_others
+                    raise overtaken(called(name) if is_own else self._name)
                 time.sleep(_PAUSE)
 
     def _prepare(
