@@ -204,6 +204,7 @@ NEEDS = {
     "dcp_rs/replication/contents.py": "pyarrow",
     "dcp_rs/replication/delta_contents.py": "pyarrow",
     "dcp_rs/replication/group.py": "pyarrow",
+    "dcp_rs/replication/history.py": "pyarrow",
     "dcp_rs/replication/table.py": "pyarrow",
     "dcp_rs/replication/tables.py": "pyarrow",
     "dcp_rs/replication/waiting.py": "pyarrow",

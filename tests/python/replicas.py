@@ -105,12 +105,14 @@ class Replica:
         return self.query(f"SELECT {columns} FROM documents")
 
     def documents(self):
-        return as_documents(self.rows()) if self.mode == "table" else settle(self.rows())
+        if self.mode == "log":
+            return settle(self.rows())
+        return as_documents(row for row in self.rows() if row.get("is_current", True))
 
     def rejects(self):
         """Gives the documents of the rejects, by collection and key."""
         rows = self.reject_rows()
-        return as_rejects(rows if self.mode == "table" else settle_rejects(self.rows(), rows))
+        return as_rejects(settle_rejects(self.rows(), rows) if self.mode == "log" else rows)
 
     def reject_rows(self):
         (there,) = self.query(

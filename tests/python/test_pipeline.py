@@ -122,7 +122,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monk
         ('commit_rows = "many"', "commit_rows of pipeline.toml: must be a whole number"),
         ("commit_rows = true", "commit_rows of pipeline.toml: must be a whole number"),
         ('once = "yes"', "once of pipeline.toml: must be true or false"),
-        ('mode = "tabel"', "mode of pipeline.toml: 'tabel' is not one of 'table', 'log'."),
+        ('mode = "tabel"', "mode of pipeline.toml: 'tabel' is not one of 'table', 'log', 'history"),
         ('on_drop = ["drop"]', "on_drop of pipeline.toml: must be a string"),
         ('reload = "${NONE}"', ("reload of pipeline.toml: the variable NONE is not set: set it, or"
          " check its name")),

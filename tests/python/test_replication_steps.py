@@ -16,6 +16,7 @@ import pytest
 import dcp_rs
 import replicas
 import stores
+import versions
 from bucket_trouble import EVOLVING, STEADY, OfABucket
 from inferred import assert_holds
 from trouble import COLLECTIONS, Trouble
@@ -299,3 +300,61 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
         assert sum(replica.stored.faults.set().values()) > 0
     assert trouble.written.documents(), "something is left to compare"
     assert trouble.written.rejects(), "and rejects"
+
+
+# ----- histories -----
+
+# What people do to one without a loss.
+HARMLESS = {"duckdb": [_index], "delta": [_compact, _vacuum]}
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("keeps_history", [True, False], ids=["every_version", "newest_versions"])
+@pytest.mark.parametrize("kind", ["duckdb-history", "delta-history"])
+def test_a_history_has_each_version_once_whichever_step_its_writer_dies_at(
+    writer, request, tmp_path, kind, keeps_history
+):
+    kills = int(os.environ.get("DCP_STEPS", "1"))
+    seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
+    chance = random.Random(seed)
+    replica = replicas.make(kind, request, tmp_path)
+    nodes = {"nodes": 2, "replicas": 1, "vbuckets": 4}
+    with dcp_rs.testing.EmbeddedCluster(**nodes, keeps_history=keeps_history) as cluster:
+        cluster.create_scope("inventory")
+        for name in COLLECTIONS[1:]:
+            cluster.create_collection(name)
+        trouble = versions.TroubleOfVersions(cluster, seed, keeps_history=keeps_history)
+        story = [f"seed {seed}"]
+        for _ in range(40):
+            trouble.write()
+            trouble.write_legacy()
+
+        def read():
+            run = writer(cluster, replica)
+            assert not run.get("error"), (story, run)
+            assert run["generation"] == 1, (story, "loaded anew for nothing")
+            check(replica, trouble.written, story)
+            with telling(story):
+                trouble.written.check(replica.rows())
+            return run
+
+        steps = read()["steps"]
+        killed, tried = 0, 0
+        while killed < kills:
+            tried += 1
+            assert tried < 4 * kills + 20, (story, "dies too seldom")
+            for _ in range(30):
+                trouble.cause()
+            trouble.write_legacy()
+            if chance.random() < 0.3:
+                edit = chance.choice(HARMLESS[kind.partition("-")[0]])
+                edit(replica)
+                story.append(edit.__name__)
+            kill_at = 1 + int(tried * _GOLDEN % 1 * steps)
+            died = writer(cluster, replica, kill_at)
+            assert not died.get("error"), (story, died)
+            killed += died["signal"] == 9
+            story.append(f"killed at {kill_at} of {steps}" if died["signal"] else "ended")
+            run = read()
+            steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
+    assert any(row["valid_to_seqno"] is not None for row in replica.rows()), "versions ended"

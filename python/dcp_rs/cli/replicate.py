@@ -122,7 +122,9 @@ _REPLICATION_OPTIONS = (
         metavar="LIST",
         help="Read these vBuckets, such as 0-63,70, or these collections again from the beginning.",
     ),
-    click.option("--mode", type=click.Choice(["table", "log"]), help="Kind of the target (table)."),
+    click.option(
+        "--mode", type=click.Choice(["table", "log", "history"]), help="Kind of the target (table)."
+    ),
     reading_options(
         only=(
             "collections",

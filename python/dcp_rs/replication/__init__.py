@@ -34,7 +34,16 @@ from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_sc
 from dcp_rs.replication.progress import Progress, TableProgress
 from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import Address, Commit, Database, GrowingTarget, Target
+from dcp_rs.replication.target import (
+    VALIDITY,
+    Address,
+    Commit,
+    Database,
+    Endings,
+    GrowingTarget,
+    HistoryTarget,
+    Target,
+)
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
 
 if TYPE_CHECKING:
@@ -58,7 +67,9 @@ __all__ = [
     "Commit",
     "Database",
     "Difference",
+    "Endings",
     "GrowingTarget",
+    "HistoryTarget",
     "InferredField",
     "InferredSchema",
     "Progress",
@@ -212,7 +223,7 @@ def replicate(
     target: str | Target | Database,
     *,
     storage_options: Mapping[str, str] | None = None,
-    mode: Literal["table", "log"] = "table",
+    mode: Literal["table", "log", "history"] = "table",
     tables: str | Mapping[str, str | Mapping[str, Any]] | None = None,
     on_drop: Literal["empty", "drop", "keep"] = "empty",
     once: bool = False,
@@ -259,7 +270,8 @@ def replicate(
             `aws_region`, or properties of the catalog, as pyiceberg names them. What is missing
             comes from the environment. They are never shown.
         mode: `table` has a row for each document. `log` has a row for each change, including
-            rollbacks and collection events.
+            rollbacks and collection events. `history` has a row for each version of a document,
+            with `valid_from`, `valid_to` and `is_current`.
         tables: Names of the tables, to have one for each collection: `collection` for
             `{scope}__{collection}`, another template with these fields, or a mapping of patterns of
             collections to templates, of which the first that matches counts. A pattern can also
@@ -390,9 +402,9 @@ def replicate(
         on_progress=on_progress,
     )
     again = Reload.of(reload)
-    if reload is not None and mode == "log":
+    if reload is not None and mode in {"log", "history"}:
         raise ConfigError(
-            "a log keeps what it has, and cannot be read again: replicate to another one",
+            f"a {mode} keeps what it has, and cannot be read again: replicate to another one",
             option="reload",
         )
     _checks.integer("sample", sample, 1, 1_000_000)
@@ -505,6 +517,12 @@ def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
             _checks.word(name, given[name], words)
     if given.get("deletes") == "mark" and mode == "log":
         raise ConfigError("a log has a row for each deletion: leave it out", option="deletes")
+    if given.get("deletes") == "mark" and mode == "history":
+        raise ConfigError(
+            "the last version of a removed document stays in a history, with the time at which it"
+            " ended: leave it out",
+            option="deletes",
+        )
     return replace(base, **given)
 
 
@@ -526,7 +544,10 @@ def _with_columns(contract: Contract, target: Target | Database, mode: str) -> C
     """Returns a contract for rows with the columns that a target needs."""
     is_marked = mode == "table" and getattr(target, "marks_deletes", False)
     deletes = "mark" if is_marked else contract.deletes
-    return replace(contract, deletes=deletes, more=tuple(getattr(target, "columns", ())))
+    more = tuple(getattr(target, "columns", ()))
+    if mode == "history":
+        return replace(contract, more=(*more, "history"), reserved=VALIDITY)
+    return replace(contract, deletes=deletes, more=more)
 
 
 def _opened(

@@ -21,7 +21,7 @@ from dcp_rs.replication.decoding import (
     bytes_of,
 )
 from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
-from dcp_rs.replication.target import DELETED, IDENTITY
+from dcp_rs.replication.target import DELETED, ENDED_BY, IDENTITY, IS_CURRENT, VALIDITY
 from dcp_rs.schema import Schema
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Layout:
         """Creates the layout for a mode.
 
         Args:
-            mode: `table` or `log`.
+            mode: `table`, `log` or `history`.
             document_schema: Columns of documents.
             key_type: Type of the column `key`.
             deletes: What becomes of the row of a removed document.
@@ -118,7 +118,8 @@ class Layout:
         names = tuple(name for name in decoded.names if name not in basic)
         for name in names:
             # As for other columns: some targets do not tell capitals from small letters.
-            if name.lower() == _GENERATION or (deletes == "mark" and name.lower() == DELETED):
+            own = (_GENERATION, *((DELETED,) if deletes == "mark" else ()))
+            if name.lower() in {*own, *(VALIDITY if mode == "history" else ())}:
                 raise ConfigError(
                     f'the column "{name}" would appear twice: give a prefix, such as doc_',
                     option="document_schema",
@@ -134,7 +135,7 @@ class Layout:
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
         keeps_op = mode == "log" or "op" in more
         kept = [column for column in columns if column != "op" or keeps_op]
-        if mode == "table" and not keeps_text:
+        if mode != "log" and not keeps_text:
             kept.remove("value")
         fields = [read.field(name) for name in kept]
         if key_type == "string":
@@ -142,9 +143,12 @@ class Layout:
             fields[place] = fields[place].with_type(pa.string())
         place = kept.index("epoch")
         fields.insert(place, pa.field(_GENERATION, pa.int32(), nullable=False))
+        if mode == "history":
+            place = len(fields) - len(names)
+            fields[place:place] = map(_validity, VALIDITY)
         marks = (DELETED,) if deletes == "mark" else ()
         fields += [pa.field(name, pa.timestamp("us", tz="UTC")) for name in marks]
-        if mode == "table":
+        if mode != "log":
             fields = [
                 each.with_nullable(False) if each.name in IDENTITY else each for each in fields
             ]
@@ -176,7 +180,7 @@ class Layout:
         """Returns the layout of a table whose columns of documents are its own.
 
         Args:
-            mode: `table` or `log`.
+            mode: `table`, `log` or `history`.
             decision: What was decided about these columns; `None` if nothing was.
             decoder: Decodes documents to them, if they have any.
             keeps_extra: Whether what no column holds has a column.
@@ -267,6 +271,13 @@ class Layout:
         columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         columns["key"] = columns["key"].cast(self.schema.field("key").type)
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
+
+
+def _validity(name: str) -> pa.Field:
+    """Returns a column that says when a version was the document."""
+    times = pa.timestamp("us", tz="UTC")
+    kind = {IS_CURRENT: pa.bool_(), ENDED_BY: pa.int64()}.get(name, times)
+    return pa.field(name, kind)
 
 
 @dataclass

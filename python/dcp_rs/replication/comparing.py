@@ -105,9 +105,9 @@ def _contents(address: Address) -> Contents:
 
 
 def _is_chosen(state: State, names: list[str] | None) -> bool:
-    if state.mode == "log":
+    if state.mode != "table":
         raise ConfigError(
-            "is a log, which keeps every change and is not compared: compare a table",
+            f"is a {state.mode}, which keeps what was before and is not compared: compare a table",
             option="target",
         )
     if names is None or state.collection is None:

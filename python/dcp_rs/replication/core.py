@@ -21,7 +21,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs._logging import about
 from dcp_rs.client import Client, connect
-from dcp_rs.exceptions import BucketNotFoundError, ConfigError, StreamEndedError
+from dcp_rs.exceptions import (
+    BucketNotFoundError,
+    ConfigError,
+    StreamEndedError,
+    UnsupportedError,
+)
 from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import Controls, check_commits
@@ -123,6 +128,8 @@ class Replication:
         # Until when what is not due is not committed.
         self._rests_until = 0.0
         self._has_ended = False
+        # Whether to ask for every version, until a server says that it keeps none.
+        self._has_history = True
 
     def run(self) -> Progress:
         """Runs until it is stopped; with `once`, until it has caught up."""
@@ -274,23 +281,35 @@ class Replication:
         if share is not None:
             share.check_bucket(self._client.num_vbuckets)
         skips = settings.mode == "table" and fills
+        opening = partial(
+            self._client.stream,
+            start=start,
+            until="now" if until_now else None,
+            vbuckets=None if share is None else share.member,
+            collections=collections,
+            persisted_only=settings.persisted_only,
+            on_purge=settings.on_purge,
+            # What was removed before is not among the rows that it fills a table with.
+            initial_deletions="skip_if_supported" if skips else "deliver",
+            priority=settings.priority,
+            backfill_order=settings.backfill_order,
+            on_rollback="emit" if settings.mode == "log" else "resync",
+            batch=settings.batch,
+            **self._tables.layout.options,
+        )
         with self._health.waiting():
-            return self._client.stream(
-                start=start,
-                until="now" if until_now else None,
-                vbuckets=None if share is None else share.member,
-                collections=collections,
-                persisted_only=settings.persisted_only,
-                on_purge=settings.on_purge,
-                # What was removed before is not among the rows that it fills a table with.
-                initial_deletions="skip_if_supported" if skips else "deliver",
-                priority=settings.priority,
-                backfill_order=settings.backfill_order,
-                include="system_events",
-                on_rollback="resync" if settings.mode == "table" else "emit",
-                batch=settings.batch,
-                **self._tables.layout.options,
-            )
+            if settings.mode != "history" or not self._has_history:
+                return opening(include="system_events")
+            try:
+                return opening(include=["system_events", "history"])
+            except UnsupportedError as error:
+                _log.info(
+                    "of several versions that a document had, the newest is read: %s",
+                    error,
+                    extra=about("no_history", error=str(error)),
+                )
+            self._has_history = False
+            return opening(include="system_events")
 
     def _close(self, group: Group) -> None:
         """Closes the stream of a group."""
@@ -403,7 +422,7 @@ class Replication:
 
     def _needs_catch_up(self, group: Group, batch: pa.RecordBatch) -> bool:
         """Whether a batch contains something that must be read again from its beginning."""
-        if self._settings.mode == "table" and reducing.rolled_back(batch):
+        if self._settings.mode != "log" and reducing.rolled_back(batch):
             return True
         if self._settings.on_drop == "drop" and reducing.has_end_of_collection(batch):
             return True

@@ -115,6 +115,7 @@ class Decoder:
         is_exact: Whether a number that its column would round does not fit, nor text in a column of
             numbers.
         keeps_rest: Whether a document of which a value does not fit keeps the other values.
+        reserved: Other names that no column has.
 
     Raises:
         ConfigError: The schema is wrong.
@@ -128,12 +129,13 @@ class Decoder:
         prefix: str | None = None,
         is_exact: bool,
         keeps_rest: bool = True,
+        reserved: Sequence[str] = (),
     ) -> None:
         self._inner = _dcp_rs.DocumentDecoder(
             {
                 "schema": schema,
                 "nested": nested,
-                "reserved": list(RESERVED),
+                "reserved": [*RESERVED, *reserved],
                 "prefix": prefix,
                 "is_exact": is_exact,
                 "keeps_extra": True,
@@ -167,11 +169,14 @@ class Inference:
     Args:
         nested: What becomes of objects.
         examples: Whether to keep an example of each field.
+        reserved: Other names that no column has.
     """
 
-    def __init__(self, nested: Nested, *, examples: bool = False) -> None:
+    def __init__(
+        self, nested: Nested, *, examples: bool = False, reserved: Sequence[str] = ()
+    ) -> None:
         self._inner = _dcp_rs.Inference(
-            {"nested": nested, "reserved": list(RESERVED), "examples": examples}
+            {"nested": nested, "reserved": [*RESERVED, *reserved], "examples": examples}
         )
 
     def add(self, changes: pa.Table) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
+from dcp_rs.replication import delta_history
 from dcp_rs.replication.delta_states import STATES, DeltaStates, StoredStates
 from dcp_rs.replication.delta_table import RANDOM_BITS, DeltaTable
 from dcp_rs.replication.folder import FolderOfTables, StoredTables
@@ -16,6 +17,7 @@ from dcp_rs.replication.storage import Objects, Storage
 from dcp_rs.replication.target import IDENTITY, check_use, overtaken
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     import pyarrow as pa
@@ -53,7 +55,7 @@ class DeltaTarget:
         ImportError: deltalake is not installed.
     """
 
-    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log", "history"})
     takes_rejects: ClassVar[bool] = True
 
     def __init__(self, folder: str | os.PathLike[str] | Storage) -> None:
@@ -300,7 +302,14 @@ class DeltaTarget:
             " is loaded anew"
         )
 
+    def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
+        """See `dcp_rs.replication.HistoryTarget.newest`."""
+        return delta_history.newest(self._table, identities, lost)
+
     def _write(self, commit: Commit, properties: Any) -> None:
+        if commit.endings is not None and delta_history.has_changes(commit):
+            delta_history.merge(self._table, commit, commit.endings, properties)
+            return
         if self._is_moved and commit.state.mode == "table":
             # Rows that others added may double ours, and a merge would keep both.
             self._table.overwrite(commit.rows, properties)

@@ -139,12 +139,12 @@ class DeltaRejects:
         settled = self._among(commit.settled)
         if len(settled) and len(new):
             settled = settled.join(new.select(IDENTITY), list(IDENTITY), join_type="left anti")
-        has_removals = bool(commit.removals) and bool(len(self._known()))
+        has_removals = bool(commit.settling) and bool(len(self._known()))
         if len(new) or len(settled) or has_removals:
             self._commit(
                 commit.state.commits,
                 lambda properties: self._table.merge(
-                    new, settled, _SAME, commit.removals, properties
+                    new, settled, _SAME, commit.settling, properties
                 ),
             )
 

@@ -39,7 +39,7 @@ from dcp_rs.replication.delta_schema import (
 from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
 
@@ -56,7 +56,7 @@ _OWNER = "dcp_rs.application"
 _WAIT_SECONDS = 30.0
 _PAUSE = 0.05
 _LONGEST_PAUSE = 5.0
-_COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation)\b")
+_COLUMNS = re.compile(r"\b(vbucket|collection_id|epoch|generation|seqno|valid_to_seqno)\b")
 # Where the rows of a table with constraints are checked, in the folder for what is no data.
 _SCRATCH = "_dcp_rs/check-"
 _VECTORS = "deletionVectors"
@@ -505,29 +505,69 @@ class DeltaTable:
             properties: Properties of the commit.
         """
         merge = (
-            self._table.merge(
-                _source(rows, deletes),
-                same,
-                source_alias="s",
-                target_alias="t",
-                merge_schema=any(name not in self.columns for name in rows.column_names),
-                commit_properties=properties,
-                writer_properties=marking(self._deltalake),
-            )
+            self.merger(_source(rows, deletes), same, properties, [IS_DELETED])
             .when_matched_delete(f"s.{IS_DELETED}")
             .when_matched_update_all(except_cols=[IS_DELETED])
             .when_not_matched_insert_all(f"NOT s.{IS_DELETED}", except_cols=[IS_DELETED])
         )
         if removals:
-            gone = _COLUMNS.sub(r"t.\1", " OR ".join(f"({each})" for each in removals))
+            gone = self.qualified(" OR ".join(f"({each})" for each in removals))
             merge = merge.when_not_matched_by_source_delete(gone)
         merge.execute()
+
+    def merger(self, source: pa.Table, same: str, properties: Any, own: Sequence[str]) -> Any:
+        """Returns a merge to add clauses to.
+
+        Args:
+            source: What to write, `s` in conditions.
+            same: Condition in SQL that `t`, a row of the table, and `s` are of one identity.
+            properties: Properties of the commit.
+            own: Columns that the table does not get.
+        """
+        names = set(source.column_names) - set(own)
+        return self._table.merge(
+            source.cast(delta_schema(source.schema)),
+            same,
+            source_alias="s",
+            target_alias="t",
+            merge_schema=bool(names - set(self.columns)),
+            commit_properties=properties,
+            writer_properties=marking(self._deltalake),
+        )
+
+    @staticmethod
+    def qualified(condition: str) -> str:
+        """Returns a condition on integer columns as one on `t`."""
+        return _COLUMNS.sub(r"t.\1", condition)
 
     # ----- reading -----
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Reads columns of all rows."""
         return self._query(self._table, f"SELECT {', '.join(columns)} FROM t")  # noqa: S608 - own names
+
+    def beside(self, name: str, rows: pa.Table, query: str) -> pa.Table:
+        """Returns what a query finds in the table, `t`, and in other rows, by their name."""
+        with self._scratch() as folder:
+            given = rows.cast(delta_schema(rows.schema))
+            self._deltalake.write_deltalake(folder, given)
+            other = self._deltalake.DeltaTable(folder)
+            found = self._deltalake.QueryBuilder().register("t", self._table).register(name, other)
+            pa = require_pyarrow("a Delta table")
+            return pa.table(found.execute(query))
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[str]:
+        """Makes a folder for a table that is not kept."""
+        # Beside an object storage, on a disk.
+        above = Path(tempfile.gettempdir()) if self.folder is None else self.folder
+        folder = above / f"{_SCRATCH}{secrets.token_hex(8)}"
+        try:
+            yield str(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                folder.parent.rmdir()
 
     def refused(self, rows: pa.Table) -> dict[int, str]:
         """Returns the indices of rows that constraints of the table refuse, with the reason.
@@ -545,27 +585,21 @@ class DeltaTable:
         numbered = rows.cast(delta_schema(rows.schema)).append_column(
             index, pa.array(range(len(rows)), index.type)
         )
-        # Beside an object storage, on a disk.
-        above = Path(tempfile.gettempdir()) if self.folder is None else self.folder
-        folder = above / f"{_SCRATCH}{secrets.token_hex(8)}"
         try:
-            table = self._deltalake.DeltaTable.create(str(folder), schema)
-            self._deltalake.write_deltalake(table, numbered, mode="append", schema_mode="merge")
-            table.update_incremental()
-            for name, condition in conditions.items():
-                query = f"SELECT {INDEX} FROM t WHERE ({condition}) IS NOT TRUE"  # noqa: S608 - the table's own
-                for refused in self._query(table, query)[INDEX].to_pylist():
-                    found[refused] = f"the constraint {name} of the table refuses it"
+            with self._scratch() as folder:
+                table = self._deltalake.DeltaTable.create(folder, schema)
+                self._deltalake.write_deltalake(table, numbered, mode="append", schema_mode="merge")
+                table.update_incremental()
+                for name, condition in conditions.items():
+                    query = f"SELECT {INDEX} FROM t WHERE ({condition}) IS NOT TRUE"  # noqa: S608 - the table's own
+                    for refused in self._query(table, query)[INDEX].to_pylist():
+                        found[refused] = f"the constraint {name} of the table refuses it"
         except self._errors as error:
             raise ConfigError(
                 f"table {self.location} has a constraint that deltalake cannot evaluate: "
                 f"{_line(error)}: drop it, or use another table",
                 option="target",
             ) from error
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                folder.parent.rmdir()
         return found
 
     def _query(self, table: Any, query: str) -> pa.Table:

@@ -25,7 +25,12 @@ from dcp_rs.replication.rejects import (
 )
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
+    CHANGED,
+    ENDED_BY,
     IDENTITY,
+    IS_CURRENT,
+    VALID_FROM,
+    VALID_TO,
     check_fold,
     check_key,
     check_use,
@@ -43,7 +48,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from dcp_rs.replication.state import Mode
-    from dcp_rs.replication.target import Address, Commit
+    from dcp_rs.replication.target import Address, Commit, Endings
 
 _T = TypeVar("_T")
 
@@ -80,7 +85,7 @@ class DuckDBTarget:
         ImportError: duckdb is not installed.
     """
 
-    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log", "history"})
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
 
@@ -442,6 +447,8 @@ class DuckDBTarget:
         if settled.num_rows:
             settled = settled.set_column(1, "key", settled["key"].cast(pa.binary()))
         given = {"_rows": commit.rows, "_deletes": commit.deletes, "_rejects": commit.rejects}
+        if commit.endings is not None:
+            given["_changed"] = commit.endings.changed
         if self._has_rejects:
             given["_settled"] = settled
         # It takes a few milliseconds to make one known.
@@ -467,8 +474,36 @@ class DuckDBTarget:
             self._run(f"DELETE FROM {table} WHERE {condition}")  # noqa: S608 - integers only
         if len(commit.deletes):
             self._run(f"DELETE FROM {table} t USING _deletes d WHERE {_SAME}")  # noqa: S608
+        if commit.endings is not None:
+            self._end(commit.endings)
         if len(commit.rows):
             self._insert(commit.rows, is_new=commit.has_new_rows_only)
+
+    def _end(self, endings: Endings) -> None:
+        """Changes rows of a history."""
+        table = quote(self._table)
+        opens = f"{IS_CURRENT} = true, {VALID_TO} = NULL, {ENDED_BY} = NULL"
+        for condition in endings.reopened:
+            self._run(f"UPDATE {table} SET {opens} WHERE {condition}")  # noqa: S608 - integers
+        at = f"'{endings.at:%Y-%m-%d %H:%M:%S.%f}+00'::TIMESTAMPTZ"
+        ends = f"{IS_CURRENT} = false, {VALID_TO} = greatest({VALID_FROM}, {at})"
+        for condition in endings.ended:
+            self._run(f"UPDATE {table} SET {ends} WHERE {IS_CURRENT} AND ({condition})")  # noqa: S608
+        if len(endings.changed):
+            sets = ", ".join(f"{name} = d.{name}" for name in CHANGED)
+            self._run(
+                f"UPDATE {table} t SET {sets} FROM _changed d"  # noqa: S608 - own names
+                f" WHERE {_SAME} AND t.seqno = d.seqno AND t.generation = d.was_generation"
+            )
+
+    def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
+        """See `dcp_rs.replication.HistoryTarget.newest`."""
+        from dcp_rs.replication.history import newest_of
+
+        query = newest_of(quote(self._table), "_identities", lost)
+        with self._registered(_identities=identities):
+            found: pa.Table = self._connection.sql(query).to_arrow_table()
+        return found
 
     def _insert(self, rows: pa.Table, *, is_new: bool) -> None:
         names = list(map(quote_column, rows.column_names))
@@ -482,8 +517,8 @@ class DuckDBTarget:
         )
 
     def _write_rejects(self, commit: Commit) -> None:
-        if self._has_rejects and commit.state.mode == "table":
-            for condition in commit.removals:
+        if self._has_rejects and commit.state.mode != "log":
+            for condition in commit.settling:
                 self._run(f"DELETE FROM {self._rejects} WHERE {condition}")  # noqa: S608 - integers
             if len(commit.settled):
                 self._run(f"DELETE FROM {self._rejects} t USING _settled d WHERE {_SAME}")  # noqa: S608

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.replication.storage import SCHEMES, Storage
+from dcp_rs.replication.target import NO_HISTORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,7 +26,8 @@ CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 NO_TABLES: dict[Mode, str] = {
     "table": "pyiceberg writes no delete files, and would rewrite the files of all changed rows:"
     " write a log with mode=log, or keep a table of documents with Spark, see"
-    ' "Keeping a table of documents" in docs/guides/spark.md'
+    ' "Keeping a table of documents" in docs/guides/spark.md',
+    **NO_HISTORY,
 }
 """Why Iceberg has no tables of documents here."""
 

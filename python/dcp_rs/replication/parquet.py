@@ -230,6 +230,7 @@ class ParquetDatabase(FolderOfTables[ParquetTarget]):
     """A folder with a folder of Parquet files for each of several logs."""
 
     modes = ParquetTarget.modes
+    why_not = ParquetTarget.why_not
     scheme = "parquet"
     marker = _LOCK
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import missing_columns, type_name
+from dcp_rs.replication.target import NO_HISTORY, missing_columns, type_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -68,6 +68,7 @@ class ParquetLog:
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"log"})
+    why_not: ClassVar[dict[Mode, str]] = NO_HISTORY
     takes_rejects: ClassVar[bool] = True
 
     def __init__(self, place: str, log: Files) -> None:

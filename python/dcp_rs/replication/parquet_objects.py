@@ -225,6 +225,7 @@ class StoredParquets(StoredTables[StoredParquet]):
     """Parquet files in object storage for each of several logs."""
 
     modes = StoredParquet.modes
+    why_not = StoredParquet.why_not
     scheme = "parquet"
     marker = "0"
 

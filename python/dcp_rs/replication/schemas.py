@@ -61,6 +61,7 @@ class Contract:
         nested: What becomes of objects within documents.
         masks: Which fields of documents are masked.
         more: Other columns of the stream that rows have.
+        reserved: Other names that no column of documents has.
     """
 
     document_schema: str | pa.Schema | DocumentSchema | None = None
@@ -72,6 +73,7 @@ class Contract:
     nested: Nested | None = None
     masks: Masks = field(default_factory=Masks)
     more: tuple[str, ...] = ()
+    reserved: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Checks that the options do not contradict each other.
@@ -232,6 +234,7 @@ class Contract:
                 prefix=self.prefix,
                 is_exact=self.widens_types,
                 keeps_rest=self._on_malformed == "null",
+                reserved=self.reserved,
             )
         is_kept = self.extra == "column" or self._on_malformed == "column"
         return text.decided(
@@ -242,11 +245,15 @@ class Contract:
             keeps_malformed=is_kept,
         )
 
+    def inference(self) -> Inference:
+        """Returns what notes the documents that columns are inferred from."""
+        return Inference(self.nested or "json", reserved=self.reserved)
+
     def decide(self, mode: Mode, seen: Inference | None = None) -> Decision | None:
         """Makes the decision for a table; `None` if nothing is known of its documents.
 
         Args:
-            mode: `table` or `log`.
+            mode: `table`, `log` or `history`.
             seen: What documents have, if the schema is inferred.
         """
         if self.document_schema is None:
@@ -262,7 +269,7 @@ class Contract:
             return None if fields is None else replace(decision, kind="fields", fields=fields)
         # A document that is not JSON cannot be masked, and is malformed.
         is_masked = self.masks != Masks()
-        if seen.binary and not seen.others and mode == "table" and not is_masked:
+        if seen.binary and not seen.others and mode != "log" and not is_masked:
             return replace(decision, kind="binary")
         return decision if seen.others or seen.binary else None
 
@@ -272,7 +279,7 @@ class OwnSchema:
 
     Args:
         contract: What the table does with documents.
-        mode: `table` or `log`.
+        mode: `table`, `log` or `history`.
         widens: Whether the target can change a column from one type to another, and keep what is in
             it.
     """
@@ -327,7 +334,7 @@ class OwnSchema:
 
     def why_anew(self, decision: Decision | None) -> str | None:
         """Says why what was left out has the table loaded again."""
-        if decision is None or self._mode == "log":
+        if decision is None or self._mode != "table":
             return None
         if self.contract.adds_fields and decision.left_fields:
             return "fields were left out that become columns"
@@ -342,7 +349,7 @@ class OwnSchema:
             DataError: A document does not fit, and that is to end the replication.
         """
         if self.decision is None:
-            seen = Inference(self.contract.nested or "json")
+            seen = self.contract.inference()
             seen.add(changes)
             self.decide(seen)
         decoder = self.layout.decoder

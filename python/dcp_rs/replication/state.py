@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Literal
 
@@ -10,8 +11,10 @@ from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.replication.sharing import BucketShare
 
-Mode = Literal["table", "log"]
+Mode = Literal["table", "log", "history"]
 Nested = Literal["json", "struct", "columns"]
+FailoverLog = Sequence[tuple[str, int]]
+"""Branches of a vBucket, newest first: their UUIDs, and the seqnos at which they begin."""
 
 _FORMAT = "dcp_rs.replication"
 _VERSION = 3
@@ -62,12 +65,15 @@ class State:
     """State of a target, committed with the rows that it describes.
 
     Attributes:
-        mode: `table` or `log`.
+        mode: `table`, `log` or `history`.
         commits: Number of the commit that holds it, from 1.
         generation: Load from the beginning that the newest rows belong to, from 1.
         complete_generation: Newest generation whose load is complete; 0 before the first is.
         rereading: vBuckets that were rolled back and are being read again; their rows of smaller
             epochs are removed once that is complete.
+        branches: Failover logs, as in a checkpoint, of vBuckets that were rolled back and of which
+            nothing has been read since. Only of a history, whose versions on lost branches go once
+            the failover log of now is known.
         documents: Names of the columns that hold documents.
         collection: The only collection of the table, as `scope.collection`, if it is one of several
             tables.
@@ -86,6 +92,7 @@ class State:
     generation: int
     complete_generation: int
     rereading: frozenset[int] = frozenset()
+    branches: Mapping[int, FailoverLog] = field(default_factory=dict)
     documents: tuple[str, ...] = ()
     collection: str | None = None
     collection_ids: tuple[int, ...] = ()
@@ -112,6 +119,7 @@ class State:
                 "complete_generation": self.complete_generation,
                 "rereading": sorted(self.rereading),
                 "documents": self.documents,
+                **({"branches": self.branches} if self.branches else {}),
                 **self._of_collection(),
                 **({} if self.decision is None else {"decision": asdict(self.decision)}),
                 **({} if self.masks is None else {"masks": self.masks}),
@@ -154,6 +162,10 @@ class State:
                 generation=int(found["generation"]),
                 complete_generation=int(found["complete_generation"]),
                 rereading=frozenset(map(int, found["rereading"])),
+                branches={
+                    int(vbucket): tuple((str(vbuuid), int(seqno)) for vbuuid, seqno in log)
+                    for vbucket, log in found.get("branches", {}).items()
+                },
                 documents=tuple(map(str, found["documents"])),
                 collection=found.get("collection"),
                 collection_ids=tuple(map(int, found.get("collection_ids", ()))),

@@ -1,11 +1,12 @@
-"""One table or log of a replication: what it has, and the commits that bring it further."""
+"""One table, log or history: what it has, and the commits that bring it further."""
 
 from __future__ import annotations
 
 import logging
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,12 +14,13 @@ import pyarrow.compute as pc
 from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import changes as reducing
+from dcp_rs.replication import history
 from dcp_rs.replication.changes import Layout
 from dcp_rs.replication.decoding import bytes_of
 from dcp_rs.replication.progress import TableProgress
 from dcp_rs.replication.rejects import refuse, rejecting
 from dcp_rs.replication.state import Decision, State
-from dcp_rs.replication.target import IDENTITY, Commit, check_use
+from dcp_rs.replication.target import ENDED_BY, IDENTITY, Commit, Endings, check_use
 from dcp_rs.replication.waiting import Waiting
 
 if TYPE_CHECKING:
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
-    from dcp_rs.replication.target import OnError, Target
+    from dcp_rs.replication.target import HistoryTarget, OnError, Target
 
 _log = logging.getLogger("dcp_rs.replication")
 
@@ -145,10 +147,10 @@ class Table:
             )
         if found is not None and found.share is not None and self._share is not None:
             found.share.check_bucket(self._share.num_vbuckets)
-        if found is not None and found.mode == "log" and found.masks != self._layout.masks:
+        if found is not None and found.mode != "table" and found.masks != self._layout.masks:
             raise ConfigError(
-                "the log was written with other fields masked, or with another hash_key, and keeps"
-                " what it has: give the same, or replicate to a new log",
+                f"the {found.mode} was written with other fields masked, or with another hash_key,"
+                f" and keeps what it has: give the same, or replicate to a new {found.mode}",
                 option=("drop_fields", "hash_fields"),
             )
         if found is not None and found.is_loading and found.generation == 1:
@@ -306,9 +308,9 @@ class Table:
             if is_caught_up and self._ahead:
                 # The server no longer has as much as the table.
                 raise LostPosition
-        self.position = position
+        before, self.position = self.position or state.checkpoint, position
         rollbacks = reducing.rolled_back(changes)
-        rereading = state.rereading | rollbacks if state.mode == "table" else frozenset()
+        rereading = state.rereading | rollbacks if state.mode != "log" else frozenset()
         after = replace(
             state,
             commits=state.commits + 1,
@@ -319,7 +321,7 @@ class Table:
         )
         removals = self._replaced
         # A log keeps its rows. After a rollback, it needs the ends of its collections again.
-        if is_caught_up and self.collection is not None and state.mode == "table":
+        if is_caught_up and self.collection is not None and state.mode != "log":
             gone = [
                 each
                 for each in after.collection_ids
@@ -333,8 +335,12 @@ class Table:
         if not len(changes) and replace(unmoved, commits=state.commits) == state:
             self._passed(position)
             return None
-        commit, unfit = self._as_commit(changes, after, rereading)
-        commit = replace(commit, removals=[*removals, *commit.removals])
+        if state.mode == "history":
+            commit, unfit = self._as_history(changes, after, rereading, before)
+            commit = _ending(commit, removals)
+        else:
+            commit, unfit = self._as_commit(changes, after, rereading)
+            commit = replace(commit, removals=[*removals, *commit.removals])
         commit = rejecting(commit, unfit)
         refuse(commit.rejects, commit.on_error)
         return Step(commit, reducing.count(changes, state.mode), len(rollbacks))
@@ -427,6 +433,80 @@ class Table:
         )
         return commit, unfit
 
+    def _as_history(
+        self, changes: pa.Table, after: State, rereading: frozenset[int], before: Checkpoint
+    ) -> tuple[Commit, dict[int, str]]:
+        """Returns a commit of the versions among changes, as `_as_commit` does.
+
+        Args:
+            changes: The changes.
+            after: State after them.
+            rereading: vBuckets that are read again.
+            before: Position before them.
+        """
+        generation, at = after.generation, datetime.now(UTC)
+        vbuckets = changes["vbucket"].unique().to_pylist()
+        unread = {vbucket for vbucket in vbuckets if self._first.is_unread(vbucket)}
+        changes, after, lost = self._without_lost(changes, after, before)
+        if pc.any(changes["history"]).as_py():
+            # A document may have several versions in a snapshot.
+            self._first = reducing.FirstSnapshots(is_possible=False)
+        are_first = self._first.hold(changes)
+        ends = history.Ends(changes, keeps_dropped=self._keeps_dropped)
+        documents = history.documents(changes)
+        settled, others = documents.select(IDENTITY), documents.slice(0, 0)
+        if self._layout.has_text_keys:
+            documents, others = reducing.with_text_keys(documents)
+            key = documents["key"].cast(pa.string())
+            documents = documents.set_column(documents.schema.get_field_index("key"), "key", key)
+        removals = history.lost_rows("seqno", lost, generation)
+        known = history.KNOWN.empty_table()
+        if len(documents) and not are_first:
+            target = cast("HistoryTarget", self.target)
+            known = target.newest(history.identities(documents), removals)
+        kind = documents.schema.field("key").type
+        known = known.cast(history.KNOWN.set(1, pa.field("key", kind)))
+        found = history.versions(documents, known, ends, lost, generation=generation, at=at)
+        commit, unfit = self._of(found.rows, after)
+        endings = Endings(
+            reopened=history.lost_rows(ENDED_BY, lost, generation),
+            ended=[
+                *ends.conditions(generation, unread),
+                *_outdated(self.known, after, rereading),
+            ],
+            at=at,
+            changed=found.changed,
+        )
+        rejects = self._layout.rejects(history.left(others, ends), generation)
+        return replace(
+            commit,
+            removals=removals,
+            rejects=pa.concat_tables([commit.rejects, rejects]),
+            settled=settled,
+            endings=endings,
+        ), unfit
+
+    def _without_lost(
+        self, changes: pa.Table, after: State, before: Checkpoint
+    ) -> tuple[pa.Table, State, dict[int, int]]:
+        """Leaves out what rollbacks have taken back.
+
+        Returns:
+            The other changes, the state after them, and the seqnos above which the rows of vBuckets
+            were lost.
+        """
+        rolled_back = reducing.rolled_back(changes)
+        branches = dict(after.branches)
+        changes = history.of_one_branch(changes, branches)
+        new = rolled_back - branches.keys()
+        branches |= history.failover_logs(before, new)
+        # Known as soon as something was read since.
+        logs = history.failover_logs(after.checkpoint, branches)
+        shared = {each: history.shared_until(branches[each], log) for each, log in logs.items()}
+        lost = {vbucket: seqno for vbucket, seqno in shared.items() if seqno is not None}
+        left = {vbucket: log for vbucket, log in branches.items() if vbucket not in logs}
+        return history.without_lost(changes, lost), replace(after, branches=left), lost
+
     def _of(self, changes: pa.Table, after: State) -> tuple[Commit, dict[int, str]]:
         """Returns a commit that appends changes, and why some of its rows are to be rejected."""
         generation = after.generation
@@ -490,6 +570,14 @@ class Table:
             rejected=self.rejected,
             uncommitted=self.waiting.rows,
         )
+
+
+def _ending(commit: Commit, conditions: Iterable[str]) -> Commit:
+    """Returns a commit to a history that also ends the rows that conditions select."""
+    endings = commit.endings
+    if endings is None:
+        raise AssertionError("it is one to a history")
+    return replace(commit, endings=replace(endings, ended=[*conditions, *endings.ended]))
 
 
 def _outdated(state: State, after: State, rereading: frozenset[int]) -> list[str]:

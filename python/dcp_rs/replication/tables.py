@@ -12,7 +12,6 @@ from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError, ConfigError, DcpError
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import check_adds
-from dcp_rs.replication.decoding import Inference
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.sampling import sample
@@ -605,7 +604,7 @@ def _decide(
     ids = {name: number for name, number in ids.items() if name in schemas}
     if not ids:
         return
-    seen = {id(schema): Inference(schema.contract.nested or "json") for schema in schemas.values()}
+    seen = {id(schema): schema.contract.inference() for schema in schemas.values()}
     # Those of all tables, which one stream brings.
     masks = next(iter(schemas.values())).contract.masks
     found = sample(client, ids, lambda name: seen[id(schemas[name])], samples, masks)

@@ -11,6 +11,7 @@ from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from datetime import datetime
     from pathlib import Path
 
     import pyarrow as pa
@@ -25,6 +26,44 @@ IDENTITY = ("collection_id", "key")
 DELETED = "_deleted_at"
 """Column that says when a document was removed, if its row stays."""
 
+VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY = VALIDITY = (
+    "valid_from",
+    "valid_to",
+    "is_current",
+    "valid_to_seqno",
+)
+"""Columns of a history that say when a version was the document, and the seqno that ended it."""
+
+NO_HISTORY: dict[Mode, str] = {
+    "history": "only duckdb and delta have histories: choose one of them, or write a log"
+}
+"""Why a target has no histories, as its `why_not`."""
+
+CHANGED = ("generation", "epoch", VALID_TO, IS_CURRENT, ENDED_BY)
+"""Columns of a history in which a row changes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endings:
+    """What a commit does to the rows that a history has, before it adds others.
+
+    First `reopened`, then `ended`, then `changed`.
+
+    Attributes:
+        reopened: Conditions in SQL that select rows which are current again, since what ended them
+            was lost.
+        ended: Conditions in SQL that select rows which end if they are current; their documents
+            are gone with their collection, or were not among those that were read again.
+        at: When those end, but no earlier than they began. They have no seqno that ended them.
+        changed: Rows, by `collection_id`, `key`, `seqno` and `was_generation`, with new values of
+            `generation`, `epoch`, `valid_to`, `is_current` and `valid_to_seqno`.
+    """
+
+    reopened: Sequence[str]
+    ended: Sequence[str]
+    at: datetime
+    changed: pa.Table = field(repr=False)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Commit:
@@ -33,14 +72,16 @@ class Commit:
     In a table, first remove the rows that `removals` select, then those of `deletes`, then let
     `rows` replace those with the same identity. In the table of rejects, first remove the rows that
     `removals` select, then those of `settled`, then add `rejects`. In a log, append `rows` and
-    `rejects`; the rest is empty.
+    `rejects`; the rest is empty. In a history, first remove the rows that `removals` select, then
+    apply `endings`, then append `rows`; the table of rejects is as a table's, and loses the rows
+    that `Endings.ended` selects too.
 
     Attributes:
         rows: For a table, the newest version of each document that was written. For a log, every
             change.
         deletes: Identities of removed documents.
         removals: Conditions in SQL, on the integer columns `vbucket`, `collection_id`, `epoch` and
-            `generation`.
+            `generation`; of a history also `seqno`.
         has_new_rows_only: Whether no document of `rows` can be in the table.
         state: State to save. Its number of commits is one more than that of the state before.
         rejects: Changes that cannot be rows, with the columns of `rejects.SCHEMA`.
@@ -50,6 +91,7 @@ class Commit:
             `rejects.rejecting` for rows that the target refuses.
         schema: Schema of the rows, if it is no longer that of the commit before. Columns are added,
             or changed to a type to which `widens` says that they can be.
+        endings: What becomes of the rows of a history.
     """
 
     rows: pa.Table = field(repr=False)
@@ -62,6 +104,12 @@ class Commit:
     documents: pa.ChunkedArray = field(repr=False)
     on_error: OnError = "reject"
     schema: pa.Schema | None = field(default=None, repr=False)
+    endings: Endings | None = None
+
+    @property
+    def settling(self) -> list[str]:
+        """The conditions that select the rejects which go."""
+        return [*self.removals, *(() if self.endings is None else self.endings.ended)]
 
 
 class Target(Protocol):
@@ -124,6 +172,21 @@ class GrowingTarget(Target, Protocol):
 
     def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
         """Whether a commit can change a column's type, so that what is in it stays what it is."""
+
+
+class HistoryTarget(Target, Protocol):
+    """A target that has the mode `history`."""
+
+    def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
+        """Returns, of each of some documents, the row of the newest generation and seqno.
+
+        Args:
+            identities: The documents, each once.
+            lost: Conditions in SQL that select rows which do not count.
+
+        Returns:
+            Rows with the columns of `history.KNOWN`, in any order.
+        """
 
 
 class Database(Protocol):

@@ -39,8 +39,9 @@ class Counted:
                 setattr(self, name, getattr(inner, name))
         if hasattr(inner, "widens"):
             self.stored, self.widens = inner.stored, inner.widens
-        if hasattr(inner, "fold"):
-            self.fold = inner.fold
+        for name in ("fold", "newest"):
+            if hasattr(inner, name):
+                setattr(self, name, getattr(inner, name))
 
     def _counting(self, work, *arguments):
         _STEPS.dcp_steps_arm(ctypes.c_long(self._kill_at))

@@ -15,7 +15,7 @@ from dcp_rs.replication.kafka.records import Records
 from dcp_rs.replication.kafka.session import Session, Stored
 from dcp_rs.replication.kafka.settings import Settings, check_topic
 from dcp_rs.replication.rejects import SUFFIX, rejecting
-from dcp_rs.replication.target import DELETED, check_use
+from dcp_rs.replication.target import DELETED, NO_HISTORY, check_use
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -49,6 +49,7 @@ class KafkaTarget:
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    why_not: ClassVar[dict[Mode, str]] = NO_HISTORY
     takes_rejects: ClassVar[bool] = True
     takes_structs: ClassVar[bool] = False
     commits_when_idle: ClassVar[bool] = True
@@ -390,6 +391,7 @@ class KafkaDatabase:
     """
 
     modes: ClassVar[frozenset[Mode]] = KafkaTarget.modes
+    why_not: ClassVar[dict[Mode, str]] = KafkaTarget.why_not
     takes_rejects: ClassVar[bool] = True
     takes_structs: ClassVar[bool] = False
     commits_when_idle: ClassVar[bool] = True

@@ -19,7 +19,7 @@ from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.sharing import called
-from dcp_rs.replication.target import check_use, is_scalar, overtaken, refuse_variants
+from dcp_rs.replication.target import NO_HISTORY, check_use, is_scalar, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -65,6 +65,7 @@ class PostgresTarget:
     """
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
+    why_not: ClassVar[dict[Mode, str]] = NO_HISTORY
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
     takes_structs: ClassVar[bool] = False
