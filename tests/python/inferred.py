@@ -11,19 +11,16 @@ import replicas
 def rows_of(replica):
     """Gives the rows of a table or of what a log comes to, by collection and key."""
     if isinstance(replica, replicas.OfMany):
-        rows = [row for name in replica.names() for row in _settled(replica, replica.rows(name))]
+        tables = map(replica.rows, replica.names())
+        rows = [row for own in tables for row in replicas.of_now(replica.mode, own)]
     else:
-        rows = _settled(replica, replica.rows())
+        rows = replicas.of_now(replica.mode, replica.rows())
     found = {}
     for row in rows:
         name = f"{row['scope']}.{row['collection']}", row["key"]
         assert name not in found, f"{name} is doubled"
         found[name] = row
     return found
-
-
-def _settled(replica, rows):
-    return rows if replica.mode == "table" else replicas.settled(rows)
 
 
 def lost(document, row):

@@ -105,9 +105,7 @@ class Replica:
         return self.query(f"SELECT {columns} FROM documents")
 
     def documents(self):
-        if self.mode == "log":
-            return settle(self.rows())
-        return as_documents(row for row in self.rows() if row.get("is_current", True))
+        return as_documents(of_now(self.mode, self.rows()))
 
     def rejects(self):
         """Gives the documents of the rejects, by collection and key."""
@@ -171,6 +169,8 @@ class InDelta(Replica):
         return self._rows_of(folder) if folder.exists() else []
 
     def _rows_of(self, folder):
+        if not deltalake.DeltaTable.is_deltatable(str(folder), self.storage_options):
+            return []  # A process that was killed as it made the table has left a log without one.
         table = deltalake.DeltaTable(str(folder), storage_options=self.storage_options)
         if not table.file_uris():
             return []
@@ -560,7 +560,7 @@ class OfMany:
         found = {}
         for name in self.names():
             rows = self.rows(name)
-            own = as_documents(rows) if self.mode == "table" else settle(rows)
+            own = as_documents(of_now(self.mode, rows))
             assert {called(collection) for collection, _ in own} <= {name}
             found |= own
         return found
@@ -616,6 +616,7 @@ KINDS = {
 TABLES = ["duckdb", "postgres", "delta"]
 LOGS = [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
+HISTORIES = ["duckdb-history", "delta-history"]
 STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log", "stored_iceberg-log"]
 # Which die like the others, and are tried for the rest in files of their own.
 KAFKA = ["kafka-table", "kafka-log"]
@@ -629,11 +630,15 @@ def make(name, request, folder):
     return replica
 
 
-def settle(log):
-    """Gives the documents that a log comes to, by its rule.
+def of_now(mode, rows):
+    """Gives the rows that are the documents, of dicts with a target's columns in any order."""
+    if mode == "log":
+        return settled(rows)
+    return [row for row in rows if row["is_current"]] if mode == "history" else rows
 
-    Rows are dicts of the log's columns, in any order.
-    """
+
+def settle(log):
+    """Gives the documents that a log comes to, by its rule."""
     return as_documents(settled(log))
 
 

@@ -14,8 +14,6 @@ from dcp_rs.replication import history
 from dcp_rs.replication.changes import Layout
 from dcp_rs.testing import EmbeddedCluster
 
-KINDS = ["duckdb-history", "delta-history"]
-
 
 @pytest.fixture
 def cluster():
@@ -24,7 +22,7 @@ def cluster():
         yield running
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=replicas.HISTORIES)
 def replica(request, tmp_path):
     return replicas.make(request.param, request, tmp_path)
 
@@ -81,6 +79,27 @@ def test_without_change_history_the_newest_of_several_versions_is_a_row(replica)
         assert values([first, second]) == [2, 3]
         assert first["valid_to"] == second["valid_from"]
         assert not first["history"]
+
+
+def test_the_version_before_one_that_was_lost_is_open_again_at_once(replica):
+    """Not only when it is read again, which may be many commits later."""
+    with EmbeddedCluster(vbuckets=1, keeps_history=True) as cluster:
+        ledger = versions.Ledger(cluster, keeps_history=True)
+        for n in range(2):
+            for key in range(12):
+                ledger.upsert(f"key_{key}", {"n": n})
+        replicas.replicate(cluster, replica)
+        cluster.roll_back(0, 12)
+        ledger.lose(0, 12)
+        seen = []
+
+        def look(_progress):
+            seen.append(sorted(row["key"] for row in replica.rows() if row["is_current"]))
+
+        replicas.replicate(cluster, replica, commit_rows=3, on_progress=look)
+        assert len(seen) > 4
+        assert seen == [sorted(f"key_{key}" for key in range(12))] * len(seen)
+        ledger.check(replica.rows())
 
 
 def test_versions_that_are_read_again_are_no_rows_again(cluster, replica):
@@ -186,25 +205,24 @@ def test_columns_of_a_history_are_none_of_documents(cluster, duck):
 
 def test_a_version_that_was_rejected_is_so_again_and_is_a_gap(cluster, duck):
     schema = {"document_schema": "n BIGINT", "type_conflicts": "reject"}
-    for value in (1, "one", 3):
-        cluster.upsert("a", {"n": value})
+    seqnos = [cluster.upsert("a", {"n": value}).seqno for value in (1, "one", 3)]
     replicas.replicate(cluster, duck, **schema)
-    cluster.upsert("a", {"n": "four"})
+    rejected = cluster.upsert("a", {"n": "four"})
     replicas.replicate(cluster, duck, **schema)
     first, second = rows_of(duck, "a")
-    assert (first["n"], second["n"]) == (1, 3)
     # The CAS of the next one may be of the same microsecond.
     assert first["valid_to"] <= second["valid_from"]
-    assert (first["valid_to_seqno"], second["seqno"]) == (2, 3)
-    assert not second["is_current"]
-    assert len(duck.reject_rows()) == 2
-    vbucket = cluster.vbucket_of("a")
-    cluster.upsert("later", {"n": 1})
-    cluster.roll_back(
-        vbucket, cluster.high_seqnos()[vbucket] - (cluster.vbucket_of("later") == vbucket)
-    )
+    assert (first["valid_to_seqno"], second["seqno"]) == tuple(seqnos[1:])
+    assert (second["is_current"], second["valid_to_seqno"]) == (False, rejected.seqno)
+    # That of the earlier one went as the document changed again.
+    assert [row["seqno"] for row in duck.reject_rows()] == [rejected.seqno]
+    other = next(key for key in map(str, range(99)) if cluster.vbucket_of(key) == rejected.vbucket)
+    cluster.upsert(other, {"n": 5})
     replicas.replicate(cluster, duck, **schema)
-    assert [row["seqno"] for row in duck.reject_rows()].count(4) == 1
+    cluster.roll_back(rejected.vbucket, rejected.seqno)
+    replicas.replicate(cluster, duck, **schema)
+    assert [row["seqno"] for row in duck.reject_rows()].count(rejected.seqno) == 1
+    assert rows_of(duck, "a")[1] == second
 
 
 @pytest.mark.parametrize(

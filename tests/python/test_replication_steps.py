@@ -200,7 +200,7 @@ def check(replica, written, story):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", replicas.ALL + replicas.KAFKA)
+@pytest.mark.parametrize("kind", replicas.ALL + replicas.HISTORIES + replicas.KAFKA)
 def test_the_tables_of_a_bucket_equal_it_whichever_step_their_writer_dies_at(
     bare_cluster, writer, request, tmp_path, kind
 ):
@@ -305,12 +305,17 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
 # ----- histories -----
 
 # What people do to one without a loss.
-HARMLESS = {"duckdb": [_index], "delta": [_compact, _vacuum]}
+HARMLESS = {
+    "duckdb": [_index],
+    "delta": [_compact, _vacuum],
+    "stored_delta": [_compact_stored],
+}
+_HISTORIES = replicas.HISTORIES + (["stored_delta-history"] if "DCP_STEPS" in os.environ else [])
 
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("keeps_history", [True, False], ids=["every_version", "newest_versions"])
-@pytest.mark.parametrize("kind", ["duckdb-history", "delta-history"])
+@pytest.mark.parametrize("kind", _HISTORIES)
 def test_a_history_has_each_version_once_whichever_step_its_writer_dies_at(
     writer, request, tmp_path, kind, keeps_history
 ):
@@ -318,6 +323,9 @@ def test_a_history_has_each_version_once_whichever_step_its_writer_dies_at(
     seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
     chance = random.Random(seed)
     replica = replicas.make(kind, request, tmp_path)
+    is_stored = replica.storage_options is not None
+    if is_stored:
+        replica.stored.faults.set(one_in=20)
     nodes = {"nodes": 2, "replicas": 1, "vbuckets": 4}
     with dcp_rs.testing.EmbeddedCluster(**nodes, keeps_history=keeps_history) as cluster:
         cluster.create_scope("inventory")
@@ -358,3 +366,5 @@ def test_a_history_has_each_version_once_whichever_step_its_writer_dies_at(
             run = read()
             steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
     assert any(row["valid_to_seqno"] is not None for row in replica.rows()), "versions ended"
+    if is_stored:
+        assert replica.unnamed() == set(), story
