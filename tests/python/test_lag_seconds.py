@@ -70,6 +70,18 @@ def test_age_counts_from_when_a_node_first_reported_the_oldest_seqno_that_is_mis
     assert observed.ages() == (0, {}, {}, None, {}, 0)
 
 
+def test_a_stream_that_does_not_know_yet_what_the_server_has_changes_nothing(clock, observed):
+    note(observed, 5, 5)
+    settle(observed, (None, Position(4, 4)))
+    clock.now += 10
+    # As after it was opened: nothing is known of one vBucket, and then of both.
+    for known in ({1: 5}, {}):
+        observed.note(Lag(None, {}, known, {2: {0: 4, 1: 4}}))
+    clock.now += 10
+    note(observed, 6, 6)
+    assert observed.ages().by_vbucket == {0: 20, 1: 20}
+
+
 def test_each_table_has_an_age_of_its_own(clock, observed):
     note(observed, 1)
     clock.now += 10

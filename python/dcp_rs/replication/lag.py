@@ -69,7 +69,8 @@ class Lag(NamedTuple):
                 left += each.state != "complete"
                 disconnected += each.is_disconnected
                 vbucket = each.vbucket
-                high[vbucket] = max(each.high_seqno or 0, each.seqno, high.get(vbucket, 0))
+                if each.high_seqno is not None:
+                    high[vbucket] = max(each.high_seqno, each.seqno, high.get(vbucket, 0))
                 own[vbucket] = each.seqno
                 if each.lag:
                     behind[vbucket] = max(each.lag, behind.get(vbucket, 0))
@@ -133,12 +134,19 @@ class Observed:
     def note(self, lag: Lag) -> None:
         """Takes what nodes report to have now."""
         now = time.monotonic()
-        high = _listed(lag.high, max(lag.high, default=-1) + 1)
+        count = (
+            max((vbucket for own in (lag.high, *lag.read.values()) for vbucket in own), default=-1)
+            + 1
+        )
         with self._lock:
             self._read = lag.read
-            if not high:
-                return
             samples = self._samples
+            if not lag.high:
+                return
+            last = samples[-1][1] if samples and len(samples[-1][1]) == count else None
+            # A stream that was just opened does not know yet what its vBuckets have.
+            known = lag.high if last is None else dict(enumerate(last)) | lag.high
+            high = _listed(known, count)
             if samples and len(samples[-1][1]) != len(high):
                 # The bucket was created again with another number of vBuckets.
                 samples.clear()
