@@ -103,6 +103,9 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     assert found["last_commit"]["running_seconds"] > 2
     assert found["live"] is False
     assert series["dcp_rs_commit_running_seconds",] > 2
+    # It was logged, as the listener says too.
+    assert [each["event"] for each in found["errors"]] == ["commit_slow"]
+    assert series["dcp_rs_warnings_total", "commit_slow"] == 1
     # What waits is as old as the commit that does not get done, also by its CAS.
     assert found["lag_seconds_by_vbucket"][str(late.vbucket)] > 2
     assert found["lag_seconds"] > 2
@@ -139,6 +142,8 @@ def test_metrics_go_on_as_streams_are_opened_again(cluster, tmp_path, following,
     after = now()
     assert after["dcp_rs_records_total",] >= before["dcp_rs_records_total",]
     assert after["dcp_rs_batches_total",] >= before["dcp_rs_batches_total",]
+    assert after["dcp_rs_stream_events_total", "rolled_back"] == 1
+    assert after["dcp_rs_warnings_total", "rolled_back"] == 1
     assert set(before) <= set(after)
 
 

@@ -357,7 +357,7 @@ def replicate(
     require_pyarrow("replicate", _extra_of(target))
     from dcp_rs.replication.controls import check_commits
     from dcp_rs.replication.core import Replication, Settings
-    from dcp_rs.replication.health import Health
+    from dcp_rs.replication.health import Health, Watch
     from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract
 
@@ -437,7 +437,7 @@ def replicate(
         written = _each(place, tables, settings, contract, sample=sample, reload=again)
     health = Health(client.bucket_name, client.options.name, hung_after)
     try:
-        with nullcontext() if listen is None else _listening(listen, health):
+        with Watch(health), nullcontext() if listen is None else _listening(listen, health):
             return Replication(client, written, settings, health).run()
     finally:
         written.close()

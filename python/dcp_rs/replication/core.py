@@ -578,6 +578,7 @@ class Replication:
     def _look_at_lag(self) -> None:
         self._watched = time.monotonic()
         self._lag = Lag.of(self._groups)
+        self._health.note_events()
         self._health.observed.note(self._lag)
 
     def _settle(self) -> None:

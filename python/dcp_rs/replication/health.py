@@ -7,14 +7,17 @@ streams, at any time: also while a commit hangs.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dcp_rs._figures import Report
+from dcp_rs._logging import about
 from dcp_rs.replication.lag import Observed, aged
-from dcp_rs.stream import StreamStats, VbucketStats
+from dcp_rs.stream import StreamEvent, StreamStats, VbucketStats
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,9 +26,20 @@ if TYPE_CHECKING:
     from dcp_rs.replication.progress import Progress
     from dcp_rs.stream import ChangeStream
 
+_log = logging.getLogger("dcp_rs.replication")
+
 # Seconds for which a look at the streams is good, and after which a report is late.
 _FRESH = 0.2
 _LATE = 1.5
+# Seconds after which a commit is said to be slow, and between looks.
+_SLOW = 15.0
+_WATCH = 1.0
+_LOOK_FOR = "look for locks, a full disk or a long transaction in the target"
+# What happens to vBuckets that is logged, by the kind of its event.
+_TOLD = {
+    "moved": (logging.INFO, "are on another node: streams go on there"),
+    "rolled_back": (logging.WARNING, "were rolled back: what the server no longer has is removed"),
+}
 # Figures of streams that add up, also over those that are closed.
 _TOTALS = ("batches", "rows", "malformed", "partly_malformed", "reconnects")
 _SUMS = (
@@ -49,6 +63,7 @@ class Streams:
         self._lock = threading.Lock()
         self._open: list[ChangeStream] = []
         self._past = dict.fromkeys(_TOTALS, 0)
+        self._events: list[StreamEvent] = []
         self._begun = time.monotonic()
 
     def opened(self, stream: ChangeStream) -> None:
@@ -60,9 +75,18 @@ class Streams:
         """Leaves out a stream that has been closed, but for what it has counted."""
         with self._lock:
             self._open.remove(stream)
+            self._events += stream.events()
             stats = stream.stats()
             for name in _TOTALS:
                 self._past[name] += getattr(stats, name)
+
+    def take_events(self) -> list[StreamEvent]:
+        """Returns what has happened to them since the last call."""
+        with self._lock:
+            found, self._events = self._events, []
+            for each in self._open:
+                found += each.events()
+        return found
 
     @property
     def are_open(self) -> bool:
@@ -134,6 +158,47 @@ def _worse(one: VbucketStats, other: VbucketStats) -> VbucketStats:
     )
 
 
+class Watch:
+    """Logs that a commit hangs, from a thread of its own."""
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="dcp_rs-watch", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        told = None
+        while not self._over.wait(_WATCH):
+            since = self._health.committing_since
+            if since is None:
+                continue
+            # What comes meanwhile is as old as it is, also if nobody asks.
+            self._health.last()
+            if since == told:
+                continue
+            seconds = time.monotonic() - since
+            if seconds >= min(_SLOW, self._health.hung_after / 4):
+                told = since
+                _log.warning(
+                    "a commit has been running for %.0f s: %s",
+                    seconds,
+                    _LOOK_FOR,
+                    extra=about("commit_slow", seconds=seconds),
+                )
+
+
+def _kind_of(event: StreamEvent) -> str:
+    # Which of both it is depends on whether the node or the cluster map tells first.
+    return "moved" if (event.kind, event.cause) == ("ended", "state_changed") else event.kind
+
+
 class Health:
     """What a replication is doing.
 
@@ -154,6 +219,8 @@ class Health:
         self._waiting = 0
         self._has_caught_up = False
         self.observed = Observed()
+        # What has happened to the streams, and how often.
+        self.events: Counter[str] = Counter()
         # Asks the streams, on any thread.
         self.look: Callable[[], Lag] | None = None
         self._looked: tuple[float, Report] | None = None
@@ -184,6 +251,15 @@ class Health:
             self._waiting -= 1
             self.turned()
 
+    def note_events(self) -> None:
+        """Takes what has happened to the streams, and logs what a reader need not act on."""
+        found = Counter(map(_kind_of, self.streams.take_events()))
+        self.events.update(found)
+        for kind, (level, text) in _TOLD.items():
+            if found[kind]:
+                extra = about(kind, vbuckets=found[kind])
+                _log.log(level, "%d vBuckets %s", found[kind], text, extra=extra)
+
     def report(self, progress: Progress) -> None:
         """Takes a report."""
         self._reported, self._looked = (progress, time.monotonic()), None
@@ -191,6 +267,11 @@ class Health:
         self.turned()
 
     # ----- for others -----
+
+    @property
+    def committing_since(self) -> float | None:
+        """When the commit that runs has begun, by the monotonic clock."""
+        return self._committing
 
     def last(self) -> Report | None:
         """Returns the last report, with what has changed since; `None` before the first."""
@@ -221,10 +302,7 @@ class Health:
             return None
         if self._committing is None:
             return f"the loop has not turned for {still:.0f} s: does on_progress hang?"
-        return (
-            f"a commit has been running for {still:.0f} s: look for locks, a full disk or a long"
-            " transaction in the target"
-        )
+        return f"a commit has been running for {still:.0f} s: {_LOOK_FOR}"
 
     def why_not_ready(self) -> str | None:
         """Says what it has yet to do before it is connected and has caught up once."""

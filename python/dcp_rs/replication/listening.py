@@ -18,6 +18,7 @@ from dcp_rs._listener import Answer, Listener, not_found
 from dcp_rs.metrics import PrometheusCollector
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -44,8 +45,11 @@ class Listening:
     def __init__(self, address: str, health: Health) -> None:
         self._health = health
         self._exposition: Any = require("listen", "prometheus_client.exposition", "prometheus")
-        self._metrics = {is_long: _registry(health, vbuckets=is_long) for is_long in (False, True)}
-        self._warnings = _Warnings()
+        self._warnings = _Warnings(health)
+        self._metrics = {
+            is_long: _registry(health, self._warnings, vbuckets=is_long)
+            for is_long in (False, True)
+        }
         self._paths = {
             "/livez": self._livez,
             "/readyz": self._readyz,
@@ -99,6 +103,7 @@ class Listening:
             "connections": stats.connections,
             "reconnects": stats.reconnects,
             "last_commit": None,
+            "events": dict(health.events),
             "errors": self._warnings.found(),
         }
         if report is not None:
@@ -121,10 +126,11 @@ def _unless(reason: str | None) -> Answer:
     return Answer(HTTPStatus.SERVICE_UNAVAILABLE, f"{reason}\n".encode())
 
 
-def _registry(health: Health, *, vbuckets: bool) -> Any:
+def _registry(health: Health, warnings: _Warnings, *, vbuckets: bool) -> Any:
     from prometheus_client import CollectorRegistry, ProcessCollector
 
     registry, collector = CollectorRegistry(), PrometheusCollector()
+    registry.register(warnings)
     collector._watched.add(  # noqa: SLF001 - the package's own
         Source(
             bucket=health.bucket,
@@ -146,12 +152,17 @@ class _Warnings(logging.Handler):
     They hold no document and no secret, as the log does not.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, health: Health) -> None:
         super().__init__(logging.WARNING)
+        self._health = health
+        self._labels = health.bucket, health.name
+        # Of every event, since the beginning: there are few.
+        self._counts: dict[str, int] = {}
         self._found: OrderedDict[tuple[str, str], dict[str, object]] = OrderedDict()
 
     def emit(self, record: logging.LogRecord) -> None:
         event = getattr(record, "event", None)
+        self._counts[event or "other"] = self._counts.get(event or "other", 0) + 1
         key = record.name, event or str(record.msg)
         before = self._found.pop(key, {})
         self._found[key] = {
@@ -164,6 +175,25 @@ class _Warnings(logging.Handler):
         }
         while len(self._found) > _WARNINGS:
             self._found.popitem(last=False)
+
+    def collect(self) -> Iterator[Any]:
+        """Yields the metrics that count them, and what has happened to the streams."""
+        from prometheus_client.core import CounterMetricFamily
+
+        family = CounterMetricFamily(
+            "dcp_rs_warnings", "Warnings and errors that were logged",
+            labels=["bucket", "stream", "event"],
+        )  # fmt: skip
+        for event, count in list(self._counts.items()):
+            family.add_metric([*self._labels, event], count)
+        yield family
+        family = CounterMetricFamily(
+            "dcp_rs_stream_events", "What has happened to vBuckets and connections",
+            labels=["bucket", "stream", "kind"],
+        )  # fmt: skip
+        for kind, count in list(self._health.events.items()):
+            family.add_metric([*self._labels, kind], count)
+        yield family
 
     def found(self) -> list[dict[str, object]]:
         """Returns them, newest first."""
