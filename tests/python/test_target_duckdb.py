@@ -21,8 +21,8 @@ input()
 """
 _SHOWN = """
 import sys
-from dcp_rs.replication import duckdb
-connection = duckdb.connect(__import__("duckdb"), sys.argv[1])
+from dcp_rs.replication.duckdb_file import DatabaseFile
+connection = DatabaseFile(sys.argv[1]).connect()
 print(connection.execute("SELECT current_setting('enable_progress_bar')").fetchone())
 """
 _FOREIGN = """

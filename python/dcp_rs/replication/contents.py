@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import pyarrow as pa
 
-from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication.duckdb import connect
 from dcp_rs.replication.duckdb_catalog import STATES
+from dcp_rs.replication.duckdb_file import DatabaseFile
 from dcp_rs.replication.rejects import SUFFIX
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import DELETED, quote
@@ -93,11 +91,11 @@ class DuckDBContents:
 
     def __init__(self, address: Address) -> None:
         address.allow("table", "value_format")
-        path = Path(address.local_path("the database", "duckdb:///path"))
-        if not path.exists():
-            raise ConfigError(f"there is no database {path}: check its name", option="target")
+        file = DatabaseFile(address.local_path("the database", "duckdb:///path"))
+        if not file.exists():
+            raise ConfigError(f"there is no database {file}: check its name", option="target")
         self._only = address.options.get("table")
-        self._connection: Any = connect(require("a DuckDB target", "duckdb", "duckdb"), path)
+        self._connection: Any = file.connect()
 
     def states(self) -> dict[str, State]:
         """See `Contents`."""

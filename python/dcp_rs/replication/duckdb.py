@@ -5,16 +5,15 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from dcp_rs._libraries import require, require_pyarrow
-from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DataError
+from dcp_rs.exceptions import ConfigError, DataError
 from dcp_rs.replication.duckdb_catalog import STATES, Catalog, Place
+from dcp_rs.replication.duckdb_file import DatabaseFile
 from dcp_rs.replication.rejects import (
     SCHEMA,
     SUFFIX,
@@ -43,6 +42,7 @@ from dcp_rs.replication.target import (
 )
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
@@ -88,10 +88,11 @@ class DuckDBTarget:
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log", "history"})
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
+    _has_keys: ClassVar[bool] = True
 
     def __init__(
         self,
-        path: str | os.PathLike[str],
+        path: str | os.PathLike[str] | DatabaseFile,
         table: str,
         value_format: str = "json",
         *,
@@ -103,7 +104,7 @@ class DuckDBTarget:
                 f"{value_format!r} is neither json nor variant", option="value_format"
             )
         self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
-        self._path = path
+        self._file = path if isinstance(path, DatabaseFile) else DatabaseFile(path)
         self._table = table
         self._value_type = value_format.upper()
         self._shared = self._connection = connection
@@ -132,8 +133,7 @@ class DuckDBTarget:
         """See `dcp_rs.replication.Target.open`."""
         check_fold(schema.names, "DuckDB")
         want = self._wanted(schema)
-        path = Path(self._path)
-        was_there = path.exists()
+        was_there = self._file.exists()
         self._connection = self._connect()
         try:
             if any("VARIANT" in kind for kind in want.values()):
@@ -142,12 +142,12 @@ class DuckDBTarget:
         except BaseException:
             self.close()
             if not was_there:
-                path.unlink(missing_ok=True)
+                self._file.remove()
             raise
 
     def stored(self) -> State | None:
         """See `dcp_rs.replication.GrowingTarget.stored`."""
-        if not Path(self._path).exists():
+        if not self._file.exists():
             return None
         self._connection = self._connect()
         try:
@@ -166,14 +166,17 @@ class DuckDBTarget:
             check_use(state, schema, mode)
             self._prepare(want, mode, catalog, is_known=state is not None)
             self._find_rejects(catalog)
-            self._run(
-                f"CREATE TABLE IF NOT EXISTS {STATES} (table_name VARCHAR PRIMARY KEY,"
-                " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
-            )
-            if not any(row[0] == "rows" for row in self._run(f"DESCRIBE {STATES}")):
-                # Releases up to 0.2 did not store it.
-                self._run(f"ALTER TABLE {STATES} ADD COLUMN rows BIGINT")
+            self._make_states()
             return None if state is None else self._checked(state)
+
+    def _make_states(self) -> None:
+        self._run(
+            f"CREATE TABLE IF NOT EXISTS {STATES} (table_name VARCHAR PRIMARY KEY,"
+            " commits BIGINT, generation BIGINT, complete_generation BIGINT, state VARCHAR)"
+        )
+        if not any(row[0] == "rows" for row in self._run(f"DESCRIBE {STATES}")):
+            # Releases up to 0.2 did not store it.
+            self._run(f"ALTER TABLE {STATES} ADD COLUMN rows BIGINT")
 
     def _retrying(self, work: Callable[[], _T]) -> _T:
         """Does work in a transaction that may conflict with other threads of this process."""
@@ -187,7 +190,7 @@ class DuckDBTarget:
                 time.sleep(0.05)
 
     def _connect(self) -> Any:
-        return self._shared or connect(self._duckdb, self._path)
+        return self._shared or self._file.connect()
 
     @contextlib.contextmanager
     def _connected(self, path: str) -> Iterator[None]:
@@ -247,7 +250,8 @@ class DuckDBTarget:
     ) -> None:
         """Creates the table, or adds missing columns."""
         table = quote(self._table)
-        key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if mode == "table" else ""
+        has_key = self._has_keys and mode == "table"
+        key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if has_key else ""
         columns = ", ".join(f"{quote_column(name)} {kind}" for name, kind in want.items())
         if self._place in catalog.views:
             raise ConfigError(f"{self._table} is a view: choose another name", option="target")
@@ -258,7 +262,7 @@ class DuckDBTarget:
                 f"table {self._table} has rows that dcp_rs did not write: use another",
                 option="target",
             )
-        if mode == "table":
+        if has_key:
             in_keys = {row[0] for row in described if row[3] is not None}
             check_key([in_keys.intersection(IDENTITY)], self._table)
         ours = {name.lower() for name in want}
@@ -367,7 +371,7 @@ class DuckDBTarget:
             self._run("CREATE TABLE _dcp_rs_variant (value VARIANT)")
         except self._duckdb.Error as error:
             raise ConfigError(
-                f"the database {self._path} is in a format that has no VARIANT, of an older"
+                f"the database {self._file} is in a format that has no VARIANT, of an older"
                 " DuckDB: use a new one",
                 option="target",
             ) from error
@@ -507,13 +511,22 @@ class DuckDBTarget:
 
     def _insert(self, rows: pa.Table, *, is_new: bool) -> None:
         names = list(map(quote_column, rows.column_names))
+        cells = self._cells(rows.schema)
+        if is_new:
+            self._run(
+                f"INSERT INTO {quote(self._table)} ({', '.join(names)})"  # noqa: S608 - quoted
+                f" SELECT {cells} FROM _rows"
+            )
+        else:
+            self._upsert(names, cells)
+
+    def _upsert(self, names: list[str], cells: str) -> None:
         # Not OR REPLACE: that fails if the table has another unique index, and would reset columns
         # that are not ours.
         taken = ", ".join(f"{name} = excluded.{name}" for name in names)
-        upsert = f" ON CONFLICT ({', '.join(IDENTITY)}) DO UPDATE SET {taken}"
         self._run(
-            f"INSERT INTO {quote(self._table)} ({', '.join(names)})"  # noqa: S608 - quoted
-            f" SELECT {self._cells(rows.schema)} FROM _rows{'' if is_new else upsert}"
+            f"INSERT INTO {quote(self._table)} ({', '.join(names)}) SELECT {cells} FROM _rows"  # noqa: S608
+            f" ON CONFLICT ({', '.join(IDENTITY)}) DO UPDATE SET {taken}"
         )
 
     def _write_rejects(self, commit: Commit) -> None:
@@ -603,27 +616,7 @@ class DuckDBTarget:
                     self._connection.unregister(name)
 
     def __repr__(self) -> str:
-        return f"DuckDBTarget({str(self._path)!r}, {self._table!r})"
-
-
-def connect(duckdb: Any, path: str | os.PathLike[str]) -> Any:
-    """Opens a database, and creates it if it does not exist.
-
-    Raises:
-        ConcurrentWriterError: Another process has it open.
-    """
-    try:
-        connection = duckdb.connect(os.fspath(path))
-    except duckdb.IOException as error:
-        if "lock" not in str(error):
-            raise
-        raise ConcurrentWriterError(
-            f"another process has {path} open, and DuckDB lets only one write to a file:"
-            " close it there, and replicate other tables to this file from one process"
-        ) from error
-    # In a notebook or `python -c`, a slow statement would write to the caller's standard output.
-    connection.execute("SET enable_progress_bar = false")
-    return connection
+        return f"DuckDBTarget({str(self._file)!r}, {self._table!r})"
 
 
 def _tagged(schema: pa.Schema) -> pa.Schema:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs._libraries import require
-from dcp_rs.replication.duckdb import DuckDBTarget, connect
+from dcp_rs.replication.duckdb import DuckDBTarget
 from dcp_rs.replication.duckdb_catalog import STATES, Catalog
+from dcp_rs.replication.duckdb_file import DatabaseFile
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
@@ -34,9 +34,11 @@ class DuckDBDatabase:
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
 
-    def __init__(self, path: str | os.PathLike[str], value_format: str = "json") -> None:
-        self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
-        self._path = Path(path)
+    def __init__(
+        self, path: str | os.PathLike[str] | DatabaseFile, value_format: str = "json"
+    ) -> None:
+        require("a DuckDB target", "duckdb", "duckdb")
+        self._file = path if isinstance(path, DatabaseFile) else DatabaseFile(path)
         self._value_format = value_format
         self._connection: Any = None
         self._was_there = True
@@ -55,8 +57,8 @@ class DuckDBDatabase:
 
     def open(self) -> dict[str, str]:
         """See `dcp_rs.replication.Database.open`."""
-        self._was_there = self._path.exists()
-        self._connection = connect(self._duckdb, self._path)
+        self._was_there = self._file.exists()
+        self._connection = self._file.connect()
         found: dict[str, str | None] = {}
         for name in chain.from_iterable(self._known().states.values()):
             ((text,),) = self._connection.execute(
@@ -74,7 +76,7 @@ class DuckDBDatabase:
     def target(self, table: str) -> DuckDBTarget:
         """See `dcp_rs.replication.Database.target`."""
         return DuckDBTarget(
-            self._path,
+            self._file,
             table,
             self._value_format,
             connection=self._connection,
@@ -103,7 +105,7 @@ class DuckDBDatabase:
         self._connection.close()
         self._connection = None
         if is_empty and not self._was_there:
-            self._path.unlink(missing_ok=True)
+            self._file.remove()
 
     def __repr__(self) -> str:
-        return f"DuckDBDatabase({str(self._path)!r})"
+        return f"DuckDBDatabase({str(self._file)!r})"

@@ -1,0 +1,59 @@
+"""The file of a DuckDB database."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from dcp_rs._libraries import require
+from dcp_rs.exceptions import ConcurrentWriterError
+
+
+class DatabaseFile:
+    """Where a database is.
+
+    Args:
+        path: The database's file; created if it does not exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+
+    def exists(self) -> bool:
+        """Whether there is a database."""
+        return self._path.exists()
+
+    def connect(self) -> Any:
+        """Opens the database, and creates it if it does not exist.
+
+        Raises:
+            ConcurrentWriterError: Another process has it open.
+        """
+        duckdb = require("a DuckDB target", "duckdb", "duckdb")
+        try:
+            connection = duckdb.connect(os.fspath(self._path))
+        except duckdb.IOException as error:
+            if "lock" not in str(error):
+                raise
+            raise ConcurrentWriterError(
+                f"another process has {self} open, and DuckDB lets only one write to a file:"
+                " close it there, and replicate other tables to this file from one process"
+            ) from error
+        return quiet(connection)
+
+    def remove(self) -> None:
+        """Removes a database that was made and has nothing."""
+        self._path.unlink(missing_ok=True)
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+
+def quiet(connection: Any) -> Any:
+    """Returns a connection that shows no progress.
+
+    In a notebook or `python -c`, a slow statement would write to the caller's standard output.
+    """
+    connection.execute("SET enable_progress_bar = false")
+    return connection
