@@ -237,7 +237,7 @@ bench-spark: .java .installed-test ## Benchmark Spark from outside: time, proces
 bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .kafka .stunnel .promtool .installed-test ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
+long: .java .postgres .kafka .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ Other

@@ -15,6 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from itertools import chain
 from pathlib import Path
 
@@ -52,6 +53,11 @@ TESTS = {
 }
 """Files of tests/python that use each library, as patterns."""
 
+# One of a file that takes long.
+DEATH = (
+    "tests/python/test_replication_steps.py::"
+    "test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at[ducklake-table]"
+)
 # What waits more than it works, and rules that are the same with every library.
 ONLY_BETWEEN = {
     "test_command_terminal", "test_disconnected", "test_health", "test_replication",
@@ -61,14 +67,20 @@ ONLY_BETWEEN = {
 OPTIONS = ("-W", "ignore::DeprecationWarning")
 # Half a gigabyte, and has tests of its own.
 NO_SPARK = "pyspark\n"
+# The first DuckDB for which no package has its extensions.
+_NO_EXTENSIONS = (2,)
 
 
 def arguments_for(library: str | None) -> list[str]:
     """Returns the arguments of pytest for a library, or those of CI for all."""
     if library is None:
         chosen = {"test_libraries", *chain(*TESTS.values())} - ONLY_BETWEEN
-    else:
-        chosen = set(TESTS[library])
+        return [*arguments_of(chosen), DEATH]
+    return arguments_of(set(TESTS[library]))
+
+
+def arguments_of(chosen: set[str]) -> list[str]:
+    """Returns the arguments of pytest for files of tests, as patterns."""
     found = {path for each in chosen for path in ROOT.glob(f"tests/python/{each}.py")}
     return [*OPTIONS, *sorted(str(path.relative_to(ROOT)) for path in found)]
 
@@ -121,8 +133,12 @@ def _install(folder: Path, library: str, version: str, wheel: Path) -> Path:
     chosen = folder / "chosen.txt"
     # uv keeps to what is in its output file already.
     chosen.write_text("".join(f"{name}=={pin}\n" for name, pin in pins("test").items()))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [f"--extra={each}" for each in project["optional-dependencies"]]
+    if library != "duckdb" or numbers(version) >= _NO_EXTENSIONS:
+        extras.remove("--extra=ducklake")
     _uv(
-        "pip", "compile", "pyproject.toml", wanted, "--all-extras", "--group", "lowest", "--quiet",
+        "pip", "compile", "pyproject.toml", wanted, *extras, "--group", "lowest", "--quiet",
         "--python-version", "3.11", "--excludes", folder / "left-out.txt", "--output-file", chosen,
     )  # fmt: skip
     changed = {

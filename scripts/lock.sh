@@ -24,4 +24,4 @@ for version in 4.0 4.1 4.2; do
 done
 # The lowest versions of what users install, and the newest of what that needs.
 # Ray has an environment of its own, in tests/engines.
-lock lowest --resolution lowest-direct --extra dlt --extra polars --extra demo --extra duckdb --extra postgres --extra delta --extra iceberg --extra kafka --extra object-store --extra opentelemetry --extra prometheus --group lowest --group readers
+lock lowest --resolution lowest-direct --extra dlt --extra polars --extra demo --extra duckdb --extra ducklake --extra postgres --extra delta --extra iceberg --extra kafka --extra object-store --extra opentelemetry --extra prometheus --group lowest --group readers

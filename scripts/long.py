@@ -29,6 +29,12 @@ LOG = ROOT / ".state" / "log"
 WORLDS = 20_000
 # All mutants take a day: each run tries one share of so many, the next N the next.
 SHARES = 16
+LOWEST = ROOT / ".state" / "lowest-venv" / "bin" / "python"
+LAKES = ("ducklake", "ducklake_postgres")
+OF_TARGETS = (
+    "replication", "replication_targets", "replication_values", "many_tables", "marked_deletes",
+    "inferred_schemas", "verify", "target_ducklake",
+)  # fmt: skip
 
 
 @dataclass
@@ -63,6 +69,8 @@ class Outcome:
 def stages(first_world: int) -> list[Stage]:
     """Returns the stages in order."""
     pytest = [sys.executable, "-m", "pytest", "--timeout", "7200"]
+    # DuckDB 1.5, whose extensions for DuckLakes are packages.
+    lowest = [str(LOWEST), *pytest[1:], "-W", "ignore::DeprecationWarning", "-k", "ducklake"]
     cargo = ["cargo", "test", "--release", "--locked", "--no-fail-fast"]
     share = f"{first_world // WORLDS % SHARES}/{SHARES}"
     wheels = sorted(map(str, (ROOT / ".state" / "wheel").glob("*.whl")))
@@ -135,6 +143,21 @@ def stages(first_world: int) -> list[Stage]:
                 {"DCP_STEPS": "50"},
             )
             for target in ("duckdb", "postgres", "delta", "iceberg", "parquet", "kafka")
+        ),
+        *(
+            Stage(
+                f"steps-{target}",
+                f"50 deaths at steps of a commit to {target}, likewise",
+                [*lowest, "tests/python/test_replication_steps.py"],
+                {"DCP_STEPS": "50", "DCP_TARGETS": target},
+            )
+            for target in LAKES
+        ),
+        Stage(
+            "ducklake",
+            "what the tests of all targets say, of DuckLakes in SQLite and PostgreSQL",
+            [*lowest, *(f"tests/python/test_{name}.py" for name in OF_TARGETS)],
+            {"DCP_TARGETS": " ".join(LAKES)},
         ),
         *(
             Stage(

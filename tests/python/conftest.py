@@ -15,6 +15,7 @@ import time
 import urllib.request
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -36,11 +37,14 @@ def pytest_report_header():
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what needs a newer DuckDB than that of the lowest versions."""
+    """Leaves out what needs a newer DuckDB than that of the lowest versions, or DuckLake."""
     import duckdb
 
-    if duckdb.__version__.startswith("1."):
-        left_out = [each for each in items if each.get_closest_marker("duckdb_2") is not None]
+    absent = {"duckdb_2"} if duckdb.__version__.startswith("1.") else set()
+    if find_spec("duckdb_extension_ducklake") is None:
+        absent.add("ducklake")
+    left_out = [each for each in items if any(map(each.get_closest_marker, absent))]
+    if left_out:
         items[:] = [each for each in items if each not in left_out]
         config.hook.pytest_deselected(items=left_out)
 

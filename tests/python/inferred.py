@@ -72,7 +72,7 @@ def types_of(replica, table="documents"):
     """Gives the types of a table's columns, as the target calls them."""
     kind = replica.kind if isinstance(replica, replicas.OfMany) else ""
     database = replica.database if kind else replica
-    if isinstance(database, replicas.InDuckDB | replicas.InPostgres):
+    if isinstance(database, replicas.InDuckDB | replicas.InDuckLake | replicas.InPostgres):
         # PostgreSQL keeps the digits of a numeric apart.
         rows = database.query(
             "SELECT column_name::text AS name, data_type::text AS type,"

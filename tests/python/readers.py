@@ -1,7 +1,6 @@
 """Readers of targets: those of the target's library, and those that others wrote."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import duckdb
 import polars as pl
@@ -26,18 +25,11 @@ def _in_duckdb(statement, path=":memory:", extensions=()):
     """Gives rows as DuckDB's client makes them, in UTC."""
     with duckdb.connect(path) as database:
         for extension in extensions:
-            database.load_extension(_extension(extension))
+            database.load_extension(replicas.extension(extension))
         database.sql("SET TimeZone = 'UTC'")
         cursor = database.execute(statement)
         names = [column[0] for column in cursor.description]
         return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
-
-
-def _extension(name):
-    """Gives the file of an extension that is installed as a package."""
-    (folder,) = find_spec(f"duckdb_extension_{name}").submodule_search_locations
-    (found,) = Path(folder).rglob(f"{name}.duckdb_extension")
-    return str(found)
 
 
 def _arrow_of_duckdb(replica):
@@ -75,6 +67,8 @@ def of(replica):
             "DuckDB's rows": lambda it: _in_duckdb("FROM documents", str(it.path)),
             "DuckDB's Arrow data": _arrow_of_duckdb,
         }
+    if isinstance(replica, replicas.InDuckLake):
+        return {"DuckDB's Arrow data": _arrow_of_duckdb}
     if isinstance(replica, replicas.InPostgres):
         return {
             "psycopg, from text": lambda it: _postgres(it, binary=False),

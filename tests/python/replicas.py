@@ -3,11 +3,14 @@
 Nothing here reads a stream, or uses `dcp_rs.replication` but for `Stuck`.
 """
 
+import functools
 import gzip
 import io
 import itertools
 import json
+import os
 import threading
+from importlib.util import find_spec
 from pathlib import Path
 
 import deltalake
@@ -44,6 +47,24 @@ class Stuck:
             self.hangs.set()
             assert self.go_on.wait(30)
         self.inner.commit(commit)
+
+
+class Collected:
+    """A target that only collects its commits."""
+
+    modes = frozenset({"table", "log"})
+
+    def __init__(self):
+        self.commits = []
+
+    def open(self, schema, _):
+        self.schema = schema
+
+    def commit(self, commit):
+        self.commits.append(commit)
+
+    def close(self):
+        pass
 
 
 class Written:
@@ -142,6 +163,63 @@ class InDuckDB(Replica):
         with duckdb.connect(str(self.path)) as database:
             found = database.sql(statement)
             return None if found is None else found.to_arrow_table().to_pylist()
+
+
+class InDuckLake(Replica):
+    """A lake, as a process sees it that has nothing but DuckDB and its extensions.
+
+    Args:
+        catalog: The catalog, as DuckDB attaches it.
+        url: URL of the target.
+        options: Options to attach it with.
+    """
+
+    def __init__(self, catalog, url, options):
+        self.url = url
+        self.attach = f"ATTACH 'ducklake:{catalog}' AS lake ({options})"
+
+    @classmethod
+    def in_sqlite(cls, folder):
+        path = folder / "lake.db"
+        return cls(f"sqlite:{path}", f"ducklake+sqlite://{path}", f"DATA_PATH '{path}.files'")
+
+    @classmethod
+    def in_postgres(cls, uri, folder):
+        schema = uri.rpartition("%3D")[2]
+        own = f"metadata_schema={schema}&data={folder / 'lake'}"
+        options = f"METADATA_SCHEMA '{schema}', DATA_PATH '{folder / 'lake'}'"
+        return cls(f"postgres:{uri}", f"ducklake+{uri}&{own}", options)
+
+    def files(self):
+        """Gives the files of a lake whose catalog is in SQLite."""
+        return Path(f"{self.url.partition('//')[2]}.files").rglob("*.parquet")
+
+    def query(self, statement):
+        database = _lakes()
+        database.execute(self.attach)
+        try:
+            database.execute("USE lake")
+            found = database.sql(statement)
+            return None if found is None else found.to_arrow_table().to_pylist()
+        finally:
+            database.execute("USE memory")
+            database.execute("DETACH lake")
+
+
+@functools.cache
+def _lakes():
+    """Gives a DuckDB that can attach DuckLakes: it takes half a second to make it one."""
+    database = duckdb.connect()
+    for name in ("sqlite_scanner", "postgres_scanner", "ducklake"):
+        database.load_extension(extension(name))
+    return database
+
+
+def extension(name):
+    """Gives the file of an extension of DuckDB that is installed as a package."""
+    (folder,) = find_spec(f"duckdb_extension_{name}").submodule_search_locations
+    (found,) = Path(folder).rglob(f"{name}.duckdb_extension")
+    return str(found)
 
 
 class InPostgres(Replica):
@@ -480,6 +558,9 @@ class InStoredIceberg(InIceberg):
         return set()  # remove_orphan_files of other engines removes what a death has left.
 
 
+_DATABASES = {"duckdb", "postgres", "ducklake", "ducklake_postgres"}
+
+
 class OfMany:
     """The tables of a target that has one for each collection.
 
@@ -504,10 +585,11 @@ class OfMany:
 
     def names(self):
         """Gives the names of the tables, without those of rejects and of states."""
-        if self.kind in {"duckdb", "postgres"}:
+        if self.kind in _DATABASES:
             found = self.database.query(
-                "SELECT table_name::text AS name FROM information_schema.tables"
-                " WHERE table_schema = current_schema() AND table_type = 'BASE TABLE'"
+                "SELECT table_name::text AS name FROM information_schema.tables WHERE table_type"
+                " = 'BASE TABLE' AND (table_catalog, table_schema)"
+                " = (current_database(), current_schema())"
             )
             names = {row["name"] for row in found} - {"dcp_rs_replication"}
         elif self.kind == "kafka":
@@ -525,7 +607,7 @@ class OfMany:
     def rows(self, name):
         if self.kind == "kafka":
             return self.database.rows_of(self.prefix + name)
-        if self.kind in {"duckdb", "postgres"}:
+        if self.kind in _DATABASES:
             return self.database.query(f'SELECT * FROM "{name}"')
         if self.kind == "iceberg":
             return (
@@ -540,7 +622,7 @@ class OfMany:
         rejected = f"{name}_rejected"
         if self.kind == "kafka":
             return self.database.reject_rows_of(self.prefix + name)
-        if self.kind in {"duckdb", "postgres"}:
+        if self.kind in _DATABASES:
             there = self.database.query(
                 "SELECT 1 AS n FROM information_schema.tables"
                 f" WHERE table_name = '{rejected}' AND table_schema = current_schema()"
@@ -603,6 +685,10 @@ KINDS = {
     "parquet": lambda _, folder: InParquet(folder),
     "iceberg": lambda _, folder: InIceberg(folder),
     "duckdb": lambda _, folder: InDuckDB(folder),
+    "ducklake": lambda _, folder: InDuckLake.in_sqlite(folder),
+    "ducklake_postgres": lambda request, folder: InDuckLake.in_postgres(
+        request.getfixturevalue("postgres_database"), folder
+    ),
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
     "stored_iceberg": lambda request, folder: InStoredIceberg(
@@ -613,10 +699,15 @@ KINDS = {
 }
 
 
-TABLES = ["duckdb", "postgres", "delta"]
-LOGS = [*TABLES, "parquet", "iceberg"]
+# What `make long` tries in place of the others.
+CHOSEN = os.environ.get("DCP_TARGETS", "").split()
+TABLES = CHOSEN or ["duckdb", "postgres", "delta"]
+LOGS = CHOSEN or [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
 HISTORIES = ["duckdb-history", "delta-history"]
+# DuckDB 2.0 has no extensions for them; with the lowest one, some tests are run.
+HAS_LAKES = find_spec("duckdb_extension_ducklake") is not None
+LAKES = ["ducklake-table", "ducklake_postgres-log"] if HAS_LAKES and not CHOSEN else []
 STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log", "stored_iceberg-log"]
 # Which die like the others, and are tried for the rest in files of their own.
 KAFKA = ["kafka-table", "kafka-log"]

@@ -99,6 +99,13 @@ def _index(replica):
     return False
 
 
+def _maintain(replica):
+    """Forgets versions and removes their files, and compacts others."""
+    replica.query("SELECT * FROM ducklake_expire_snapshots('lake', older_than => now())")
+    replica.query("CHECKPOINT")
+    return False
+
+
 def _restore(replica):
     table = deltalake.DeltaTable(str(replica.folder))
     table.restore(max(table.version() - 2, 0))
@@ -174,6 +181,8 @@ def _remove_newest_objects(replica):
 
 EDITS = {
     "duckdb": [_delete_rows, _empty, _index],
+    "ducklake": [_delete_rows, _empty, _maintain],
+    "ducklake_postgres": [_delete_rows, _empty, _maintain],
     "postgres": [_delete_rows, _empty, _index],
     "delta": [_restore, _delete_delta_rows, _compact, _vacuum],
     "iceberg": [_roll_back, _delete_iceberg_rows],
@@ -251,11 +260,12 @@ def test_the_tables_of_a_bucket_equal_it_whichever_step_their_writer_dies_at(
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", replicas.ALL + replicas.KAFKA + _STORED)
+@pytest.mark.parametrize("kind", replicas.ALL + replicas.LAKES + replicas.KAFKA + _STORED)
 def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
     cluster, writer, request, tmp_path, kind
 ):
-    kills = int(os.environ.get("DCP_STEPS", "1" if kind in replicas.STORED else "3"))
+    is_slow = kind in replicas.STORED + replicas.LAKES
+    kills = int(os.environ.get("DCP_STEPS", "1" if is_slow else "3"))
     seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
     chance = random.Random(seed)
     replica = replicas.make(kind, request, tmp_path)

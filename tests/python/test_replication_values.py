@@ -14,6 +14,7 @@ from dcp_rs.exceptions import ConfigError
 
 SEED = int(os.environ.get("DCP_VALUES_SEED", "1"))
 KEPT = ["duckdb-table", "postgres-table", "delta-table", "parquet-log", "iceberg-log"]
+KEPT = [f"{kind}-table" for kind in replicas.CHOSEN] or KEPT
 HUGE = "\N{GRINNING FACE}" * (1 << 18)
 
 

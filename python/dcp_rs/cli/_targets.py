@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
 from dcp_rs.replication import check_mode, open_database, open_target, template_of
+from dcp_rs.replication.ducklake_catalogs import Lake
 from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.target import Address
 
@@ -44,7 +45,11 @@ def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
     if share is not None:
         _check_share(given, target, share)
     address = Address.parse(url)
-    kinds: Mapping[str, Callable[[Address], str]] = {"duckdb": _duckdb, "postgresql": _postgres}
+    kinds: Mapping[str, Callable[[Address], str]] = {
+        "duckdb": _duckdb,
+        "ducklake": _ducklake,
+        "postgresql": _postgres,
+    }
     if address.scheme in kinds:
         found = kinds[address.scheme](address)
         # Which tables there are of several, only a replication finds out.
@@ -85,6 +90,17 @@ def _duckdb(address: Address) -> str:
         raise DcpError(f"{path} cannot be opened: {' '.join(str(error).split())}") from error
     _check_writable(path)
     return f"a database with {_tables(count)}"
+
+
+def _ducklake(address: Address) -> str:
+    lake = Lake(address)
+    if not lake.exists():
+        return _created(Path(address.path)) if address.storage == "sqlite" else f"{lake} is new"
+    with lake.connect() as database:
+        (count,) = database.execute(
+            "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database()"
+        ).fetchone()
+    return f"a lake with {_tables(count)}"
 
 
 def _postgres(address: Address) -> str:

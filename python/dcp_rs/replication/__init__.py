@@ -103,13 +103,14 @@ class _Scheme(NamedTuple):
 _SCHEMES = {
     "delta": _Scheme("delta.DeltaTarget", "delta.DeltaDatabase", "delta"),
     "duckdb": _Scheme("duckdb.DuckDBTarget", "duckdb_database.DuckDBDatabase", "duckdb"),
+    "ducklake": _Scheme("ducklake.DuckLakeTarget", "ducklake.DuckLakeDatabase", "ducklake"),
     "iceberg": _Scheme("iceberg.IcebergTarget", "iceberg.IcebergDatabase", "iceberg"),
     "kafka": _Scheme("kafka.KafkaTarget", "kafka.KafkaDatabase", "kafka"),
     "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
 # Those whose tables can be in object storage or behind a catalog.
-_STORED = ("delta", "parquet", "iceberg")
+_STORED = ("delta", "parquet", "iceberg", "ducklake")
 _MEMBERS = ("modes", "open", "commit", "close")
 _MEMBERS_TO_GROW = ("stored", "widens")
 _MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 _CONTENTS = {
     "duckdb": "contents.DuckDBContents",
+    "ducklake": "ducklake_contents.DuckLakeContents",
     "postgresql": "postgres.contents.PostgresContents",
     "delta": "delta_contents.DeltaContents",
 }
@@ -89,7 +90,7 @@ def verify(
 
 
 def _contents(address: Address) -> Contents:
-    if address.storage:
+    if address.storage and address.scheme != "ducklake":
         raise ConfigError(
             f"tables in {address.storage} are not compared: only those of a database or on a disk",
             option="target",

@@ -90,18 +90,22 @@ class DuckDBContents:
     """
 
     def __init__(self, address: Address) -> None:
-        address.allow("table", "value_format")
-        file = DatabaseFile(address.local_path("the database", "duckdb:///path"))
+        file = self._file_of(address)
         if not file.exists():
             raise ConfigError(f"there is no database {file}: check its name", option="target")
         self._only = address.options.get("table")
         self._connection: Any = file.connect()
 
+    @staticmethod
+    def _file_of(address: Address) -> DatabaseFile:
+        address.allow("table", "value_format")
+        return DatabaseFile(address.local_path("the database", "duckdb:///path"))
+
     def states(self) -> dict[str, State]:
         """See `Contents`."""
         if not self._columns(STATES):
             return {}
-        found = self._run(f"SELECT table_name, state FROM {STATES}")  # noqa: S608 - a constant
+        found = self._run(f"SELECT table_name, state FROM {STATES} WHERE commits > 0")  # noqa: S608 - a constant
         return {
             name: State.from_json(text)
             for name, text in found

@@ -52,7 +52,7 @@ class Catalog(NamedTuple):
         views = run("SELECT schema_name, view_name FROM duckdb_views() WHERE NOT internal")
         places = {Place(schema.lower(), table.lower()) for schema, table in tables}
         has_states = Place("main", STATES) in places
-        states = run(f"SELECT table_name FROM {STATES}") if has_states else []  # noqa: S608
+        states = run(f"SELECT table_name FROM {STATES} WHERE commits > 0") if has_states else []  # noqa: S608
         by_table: dict[str, list[str]] = {}
         for (name,) in states:
             by_table.setdefault(name.lower().rpartition(".")[2], []).append(name)

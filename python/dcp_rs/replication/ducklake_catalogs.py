@@ -1,0 +1,177 @@
+"""DuckLakes: where their catalogs are, and the extensions of DuckDB that open them."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dcp_rs._libraries import check_version, require
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.duckdb_file import DatabaseFile, quiet
+from dcp_rs.replication.postgres.target import check_host
+from dcp_rs.replication.storage import Storage
+
+if TYPE_CHECKING:
+    from dcp_rs.replication.target import Address
+
+OPTIONS = ("data", "table")
+"""Options of a URL that are not those of a PostgreSQL connection."""
+
+_EXAMPLE = "ducklake+sqlite:///folder/catalog.db?data=folder&table=name"
+# Extensions that read the catalog, by what follows the + in the URL.
+_SCANNERS = {"sqlite": "sqlite_scanner", "postgresql": "postgres_scanner"}
+_OWN_OF_POSTGRES = "metadata_schema"
+# Milliseconds for which SQLite waits for another process.
+_BUSY = 5_000
+_CONNECT_SECONDS = 10
+_MISSING = "does not exist - and creating"
+
+
+class Lake(DatabaseFile):
+    """A DuckLake, whose catalog is a SQLite file or a PostgreSQL database.
+
+    Args:
+        address: `ducklake+sqlite:///catalog.db` or `ducklake+postgresql://user@host/database`.
+
+    Raises:
+        ConfigError: The URL names no catalog, or has an option that there is not.
+        ImportError: duckdb is not installed.
+    """
+
+    def __init__(self, address: Address) -> None:
+        self._duckdb = require("a DuckLake target", "duckdb", "ducklake")
+        kind = address.storage
+        if kind not in _SCANNERS:
+            raise ConfigError(
+                "a DuckLake has its catalog in SQLite or PostgreSQL: write ducklake+sqlite:// or"
+                f" ducklake+postgresql://, as in {_EXAMPLE}",
+                option="target",
+            )
+        self._scanner = _SCANNERS[kind]
+        for name in (self._scanner, "ducklake"):
+            package = f"duckdb-extension-{name.replace('_', '-')}"
+            check_version("a DuckLake target", package, "ducklake")
+        if address.storage_options:
+            raise ConfigError("is not for a DuckLake: leave it out", option="storage_options")
+        self._data = address.options.get("data", "")
+        # No rows in the catalog: states would stay there for good, and the DuckLake of DuckDB 1.5.1
+        # loses rows there when columns are added.
+        self._parameters: dict[str, object] = {"DATA_INLINING_ROW_LIMIT": 0}
+        if kind == "sqlite":
+            address.allow(*OPTIONS)
+            path = address.local_path("the catalog", _EXAMPLE)
+            super().__init__(path)
+            self._catalog, self._is_file, name = f"sqlite:{path}", True, path
+            # So that it is read while it is written.
+            self._parameters |= {"META_JOURNAL_MODE": "WAL", "META_BUSY_TIMEOUT": _BUSY}
+        else:
+            check_host(address)
+            if _OWN_OF_POSTGRES in address.options:
+                self._parameters["METADATA_SCHEMA"] = address.options[_OWN_OF_POSTGRES]
+            self._catalog, self._is_file = f"postgres:{_uri_of(address)}", False
+            name = f"//{address.host.rpartition('@')[2]}{address.path}"
+        self._storage = Storage(f"ducklake+{kind}:{name}", {})
+
+    def exists(self) -> bool:
+        """See `DatabaseFile.exists`."""
+        if self._is_file:
+            return super().exists()
+        connection = self._attached(may_create=False)
+        if connection is not None:
+            connection.close()
+        return connection is not None
+
+    def connect(self) -> Any:
+        """Opens the lake as the current database, and creates it if it does not exist.
+
+        Raises:
+            ConfigError: An extension is missing, or the catalog cannot be opened.
+        """
+        was_there = self._is_file and super().exists()
+        connection = self._attached(may_create=False) if not self._is_file or was_there else None
+        if connection is None:
+            try:
+                connection = self._attached(may_create=True)
+            except BaseException:
+                if self._is_file and not was_there:
+                    self.remove()
+                raise
+        return connection
+
+    def remove(self) -> None:
+        """Removes a catalog that was made and has nothing; one in PostgreSQL stays."""
+        if self._is_file:
+            for ending in ("", "-wal", "-shm"):
+                self._path.with_name(self._path.name + ending).unlink(missing_ok=True)
+
+    def _attached(self, *, may_create: bool) -> Any:
+        """Returns a connection; `None` if there is no lake and none may be created."""
+        data = self._data or (f"{self._path}.files/" if may_create and self._is_file else "")
+        if may_create and not data:
+            raise ConfigError(
+                f"{self} is a new lake: name the folder of its files, as in &data=/folder",
+                option="target",
+            )
+        parameters = self._parameters | ({"DATA_PATH": data} if data else {})
+        if not may_create:
+            parameters["CREATE_IF_NOT_EXISTS"] = False
+        given = ", ".join(f"{name} {_literal(value)}" for name, value in parameters.items())
+        connection = quiet(self._duckdb.connect(":memory:"))
+        try:
+            for name in (self._scanner, "ducklake"):
+                _load(self._duckdb, connection, name)
+            target = _literal(f"ducklake:{self._catalog}")
+            connection.execute(f"ATTACH {target} AS lake ({given})")
+            connection.execute("USE lake")
+        except BaseException as error:
+            connection.close()
+            if not isinstance(error, self._duckdb.Error):
+                raise
+            if not may_create and _MISSING in str(error):
+                return None
+            raise ConfigError(
+                f"the lake {self} cannot be opened: {self._storage.shown(error)}", option="target"
+            ) from None
+        return connection
+
+    def __str__(self) -> str:
+        return self._storage.url
+
+
+def _uri_of(address: Address) -> str:
+    """Returns the URI of a PostgreSQL database, with libpq's options alone."""
+    own = {*OPTIONS, _OWN_OF_POSTGRES}
+    base, _, query = address.url.partition("?")
+    kept = [each for each in query.split("&") if each and each.partition("=")[0] not in own]
+    if "connect_timeout" not in address.options:
+        kept.append(f"connect_timeout={_CONNECT_SECONDS}")
+    return f"{base.partition('+')[2]}?{'&'.join(kept)}"
+
+
+def _load(duckdb: Any, connection: Any, name: str) -> None:
+    """Loads an extension: of a package, or one that DuckDB has installed.
+
+    Raises:
+        ConfigError: There is none for this DuckDB.
+    """
+    found = find_spec(f"duckdb_extension_{name}")
+    for folder in (found and found.submodule_search_locations) or ():
+        file = Path(folder) / "extensions" / f"v{duckdb.__version__}" / f"{name}.duckdb_extension"
+        if file.exists():
+            connection.execute(f"LOAD {_literal(file)}")
+            return
+    with contextlib.suppress(duckdb.Error):
+        connection.execute(f"LOAD {name}")
+        return
+    raise ConfigError(
+        f"a DuckLake target needs DuckDB's extension {name}, and there is none for DuckDB"
+        f" {duckdb.__version__}: install DuckDB 1.5 with those that fit it, by pip install"
+        ' "dcp-rs[ducklake]"',
+        option="target",
+    )
+
+
+def _literal(value: object) -> str:
+    return "'" + str(value).replace("'", "''") + "'"

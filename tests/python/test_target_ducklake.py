@@ -1,0 +1,243 @@
+"""DuckLakes: read while they are written, changed by others, and opened by mistake."""
+
+import duckdb
+import pytest
+
+import dcp_rs
+import replicas
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
+from dcp_rs.replication import ducklake_catalogs, open_database, open_target
+from dcp_rs.replication.ducklake import DuckLakeTarget
+from replicas import replicate
+
+# Reads a lake of two tables until they have as many rows as it is told.
+_READING = """
+import sys, duckdb
+attach, rows, *extensions = sys.argv[1:]
+database = duckdb.connect()
+for each in extensions:
+    database.load_extension(each)
+database.execute(attach)
+database.execute("USE lake")
+last, seen = [], set()
+while sum(count for _, count in last) < int(rows):
+    database.execute("BEGIN")
+    last = database.sql("SELECT table_name, rows FROM dcp_rs_replication ORDER BY 1").fetchall()
+    for table, expected in last:
+        found = database.sql(f"SELECT count(*), count(DISTINCT key) FROM {table}").fetchall()
+        assert found == [(expected, expected)], (table, found, expected)
+    database.execute("COMMIT")
+    if not seen:
+        print("reading", flush=True)
+    seen.add(tuple(last))
+print(len(seen))
+"""
+
+
+@pytest.fixture
+def cluster():
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as running:
+        yield running
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return replicas.KINDS["ducklake"](None, tmp_path)
+
+
+@pytest.fixture
+def in_transaction(monkeypatch):
+    """Has something done before or after the last but one of three commits is made."""
+
+    def have(before=None, after=None):
+        run, count = DuckLakeTarget._run, iter(range(99))
+
+        def running(self, statement, values=None):
+            # The first transaction opens the table.
+            is_it = statement == "COMMIT" and next(count) == 2
+            if is_it and before is not None:
+                before()
+            found = run(self, statement, values)
+            if is_it and after is not None:
+                after()
+            return found
+
+        monkeypatch.setattr(DuckLakeTarget, "_run", running)
+
+    return have
+
+
+def fill(cluster, count=30):
+    written = replicas.Written(cluster)
+    for n in range(count):
+        written.upsert(f"key_{n}", {"n": n})
+    return written
+
+
+@pytest.mark.ducklake
+@pytest.mark.parametrize("kind", ["ducklake", "ducklake_postgres"])
+def test_a_lake_is_read_by_another_process_while_it_is_written(
+    cluster, request, tmp_path, start_python, kind
+):
+    cluster.create_scope("inventory")
+    cluster.create_collection("inventory.hotel")
+    lake = replicas.make_many(f"{kind}-table", request, tmp_path)
+    for n in range(200):
+        cluster.upsert(f"key_{n}", {"n": n}, collection=(None, "inventory.hotel")[n % 2])
+        if n == 10:
+            replicate(cluster, lake)
+    names = ("sqlite_scanner", "postgres_scanner", "ducklake")
+    extensions = [replicas.extension(name) for name in names]
+    reader = start_python(_READING, lake.database.attach, 200, *extensions)
+    assert reader.stdout.readline() == "reading\n"
+    replicate(cluster, lake, commit_rows=20)
+    out, error = reader.communicate(timeout=60)
+    assert error == ""
+    assert int(out) > 3, "it saw commits as they were made"
+
+
+@pytest.mark.ducklake
+@pytest.mark.parametrize("mode", ["table", "log"])
+def test_a_commit_whose_answer_is_lost_is_made_once(cluster, lake, mode, in_transaction):
+    lake.mode, written, lost = mode, fill(cluster), []
+
+    def lose():
+        lost.append(True)
+        raise duckdb.TransactionException("the connection was lost")
+
+    in_transaction(after=lose)
+    done = replicate(cluster, lake, commit_rows=10)
+    assert lost
+    assert lake.documents() == written.documents()
+    assert lake.state()["commits"] == done.commits
+
+
+@pytest.mark.ducklake
+def test_a_commit_is_made_again_if_others_change_the_table_and_they_are_noticed(
+    cluster, lake, in_transaction, caplog
+):
+    written, others = fill(cluster), []
+    replicate(cluster, lake)
+    for n in range(4, 30):
+        written.upsert(f"key_{n}", {"again": n})
+
+    def delete():
+        others.append(lake.query("DELETE FROM documents WHERE key = 'key_3'"))
+
+    in_transaction(before=delete)
+    assert replicate(cluster, lake, commit_rows=10).generation == 1
+    assert others
+    assert replicate(cluster, lake).generation == 2
+    assert "is not as it was left: it has 29 rows, and had 30" in caplog.text
+    assert lake.documents() == written.documents()
+
+
+@pytest.mark.ducklake
+def test_of_two_writers_that_which_starts_last_goes_on(cluster, lake):
+    written = fill(cluster)
+    writing = replicas.Collected()
+    replicate(cluster, writing, commit_rows=10)
+    first, last = open_target(lake.url), open_target(lake.url)
+    for target in (first, last):
+        target.open(writing.schema, "table")
+    with pytest.raises(ConcurrentWriterError, match="another process writes to documents"):
+        first.commit(writing.commits[0])
+    for commit in writing.commits:
+        last.commit(commit)
+        with pytest.raises(ConcurrentWriterError, match="another process writes to documents"):
+            first.commit(commit)
+    first.close()
+    last.close()
+    assert lake.documents() == written.documents()
+
+
+@pytest.mark.ducklake
+def test_versions_may_be_forgotten_and_files_compacted(cluster, lake):
+    fill(cluster)
+    for n in range(5):
+        written = fill(cluster)
+        written.upsert("key_1", {"n": n})
+        replicate(cluster, lake, commit_rows=5)
+    files = list(lake.files())
+    lake.query("SELECT * FROM ducklake_expire_snapshots('lake', older_than => now())")
+    lake.query("SELECT * FROM ducklake_cleanup_old_files('lake', cleanup_all => true)")
+    lake.query("CHECKPOINT")
+    lake.query("SELECT * FROM ducklake_cleanup_old_files('lake', cleanup_all => true)")
+    assert len(list(lake.files())) < len(files) / 4
+    written.upsert("key_1", {"n": "last"})
+    assert replicate(cluster, lake).generation == 1
+    assert lake.documents() == written.documents()
+
+
+@pytest.mark.ducklake
+def test_a_type_is_widened_only_as_a_lake_can(cluster, lake):
+    cluster.upsert("a", {"n": 1, "x": 1})
+    replicate(cluster, lake, document_schema="infer")
+    cluster.upsert("b", {"n": 0.5, "x": 2, "y": "new"})
+    replicate(cluster, lake, document_schema="infer")
+    found = {row["key"]: (row["n"], row["x"], row["y"]) for row in lake.rows("key, n, x, y")}
+    assert found == {"a": (1, 1, None), "b": (None, 2, "new")}
+
+
+@pytest.mark.ducklake
+def test_what_is_refused_leaves_nothing_behind(cluster, lake, tmp_path):
+    cluster.upsert("a", {})
+    for schema, told in [
+        ("city STRING, City STRING", "city and City are one column"),
+        ("v VARIANT", "which DuckLake cannot write: declare it as STRING"),
+    ]:
+        with pytest.raises(ConfigError, match=told):
+            replicate(cluster, lake, document_schema=schema)
+    with pytest.raises(ConfigError, match="no schema lakes: create it with CREATE SCHEMA"):
+        replicate(cluster, f"{lake.url}?table=lakes.docs")
+    assert not [each for each in tmp_path.iterdir() if "lake" in each.name]
+
+
+@pytest.mark.ducklake
+def test_a_lake_that_cannot_be_opened_is_told_of(cluster, lake, tmp_path):
+    cluster.upsert("a", {})
+    (tmp_path / "text.db").write_text("text " * 1000)
+    for url, told in [
+        (f"{lake.url.rpartition('/')[0]}/none/lake.db", "unable to open database file"),
+        (f"ducklake+sqlite://{tmp_path}/text.db", "file is not a database"),
+    ]:
+        with pytest.raises(ConfigError, match=rf"the lake ducklake\+sqlite:.* {told}"):
+            replicate(cluster, url)
+    replicate(cluster, lake)
+    with pytest.raises(ConfigError, match="does not match existing data path"):
+        replicate(cluster, f"{lake.url}?data={tmp_path}/other")
+
+
+@pytest.mark.ducklake
+def test_a_catalog_in_postgresql_that_cannot_be_opened_is_told_of(cluster, postgres_database):
+    with pytest.raises(ConfigError, match="is a new lake: name the folder of its files, as in &d"):
+        replicate(cluster, f"ducklake+{postgres_database}&metadata_schema=none")
+    with pytest.raises(ConfigError, match=r"cannot be opened: .*Connection refused") as raised:
+        replicate(cluster, "ducklake+postgresql://me:canary-8f1c2e@127.0.0.1:9/db?data=/x")
+    assert "canary" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("ducklake:///x", r"in SQLite or PostgreSQL: write ducklake\+sqlite:// or"),
+        ("ducklake+mysql://h/x", r"in SQLite or PostgreSQL: write ducklake\+sqlite:// or"),
+        ("ducklake+sqlite://", r"name the catalog, as in ducklake\+sqlite:///"),
+        ("ducklake+sqlite://data/x", r"'data' is a host here"),
+        ("ducklake+sqlite:///x?schema=s", r"no option schema; it takes data, table"),
+        ("ducklake+postgresql://a:b@c@h/x", r"write @ as %40"),
+    ],
+)
+def test_a_url_that_names_no_lake_is_refused(url, told):
+    for opening in (open_target, open_database):
+        with pytest.raises(ConfigError, match=told):
+            opening(url)
+
+
+def test_a_duckdb_without_the_extensions_says_so(cluster, tmp_path, monkeypatch):
+    monkeypatch.setattr(ducklake_catalogs, "find_spec", lambda _: None)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    told = rf"extension sqlite_scanner, and there is none for DuckDB {duckdb.__version__}: .*1\.5"
+    with pytest.raises(ConfigError, match=told):
+        replicate(cluster, f"ducklake+sqlite://{tmp_path}/lake.db")
+    assert not list(tmp_path.glob("lake*"))
