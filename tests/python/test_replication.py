@@ -259,7 +259,7 @@ def test_a_log_has_what_a_rollback_voids_and_what_takes_its_place(cluster, writt
 
 
 def test_the_guides_query_gives_the_documents_of_a_log(cluster, written, tmp_path):
-    guide = Path(__file__).parents[2] / "docs" / "guides" / "replicate.md"
+    guide = Path(__file__).parents[2] / "docs" / "guides" / "logs.md"
     (statement,) = re.findall(r"```sql\n(.*?)```", guide.read_text(), re.DOTALL)
     log = replicas.InDuckDB(tmp_path)
     log.mode = "log"
