@@ -129,7 +129,7 @@ def stages(first_world: int) -> list[Stage]:
         ),
         Stage(
             "replication",
-            "30 kills of a replication for each target and mode",
+            "30 kills of a replication for each target and mode, and of shares of a table",
             [*pytest, "tests/python/test_replication_kills.py"],
             {"DCP_KILLS": "30"},
         ),
