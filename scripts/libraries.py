@@ -30,7 +30,7 @@ _TARGETS = (
 )  # fmt: skip
 _COMMANDS = ("test_command_rows", "test_command_terminal")
 TESTS = {
-    "adbc-driver-postgresql": _TARGETS,
+    "adbc-driver-postgresql": (*_TARGETS, "test_replication_shares"),
     "click": _COMMANDS,
     "confluent-kafka": ("test_target_kafka",),
     "deltalake": (*_TARGETS, "test_dlt"),
@@ -61,7 +61,7 @@ DEATH = (
 # What waits more than it works, and rules that are the same with every library.
 ONLY_BETWEEN = {
     "test_command_terminal", "test_disconnected", "test_health", "test_replication",
-    "test_replication_progress", "test_slow_targets",
+    "test_replication_progress", "test_replication_shares", "test_slow_targets",
 }  # fmt: skip
 # A library that is older than what it uses may call what has a new name there.
 OPTIONS = ("-W", "ignore::DeprecationWarning")
