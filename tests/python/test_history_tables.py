@@ -86,19 +86,20 @@ def test_the_version_before_one_that_was_lost_is_open_again_at_once(replica):
     with EmbeddedCluster(vbuckets=1, keeps_history=True) as cluster:
         ledger = versions.Ledger(cluster, keeps_history=True)
         for n in range(2):
-            for key in range(12):
+            for key in range(6):
                 ledger.upsert(f"key_{key}", {"n": n})
         replicas.replicate(cluster, replica)
-        cluster.roll_back(0, 12)
-        ledger.lose(0, 12)
+        cluster.roll_back(0, 6)
+        ledger.lose(0, 6)
         seen = []
 
         def look(_progress):
             seen.append(sorted(row["key"] for row in replica.rows() if row["is_current"]))
 
-        replicas.replicate(cluster, replica, commit_rows=3, on_progress=look)
-        assert len(seen) > 4
-        assert seen == [sorted(f"key_{key}" for key in range(12))] * len(seen)
+        # The first has the rollback only, and the failover log of now is not known.
+        replicas.replicate(cluster, replica, commit_rows=1, on_progress=look)
+        assert len(seen) > 6
+        assert seen == [sorted(f"key_{key}" for key in range(6))] * len(seen)
         ledger.check(replica.rows())
 
 
