@@ -704,7 +704,7 @@ CHOSEN = os.environ.get("DCP_TARGETS", "").split()
 TABLES = CHOSEN or ["duckdb", "postgres", "delta"]
 LOGS = CHOSEN or [*TABLES, "parquet", "iceberg"]
 ALL = [f"{kind}-table" for kind in TABLES] + [f"{kind}-log" for kind in LOGS]
-HISTORIES = ["duckdb-history", "delta-history"]
+HISTORIES = [f"{kind}-history" for kind in TABLES]
 # DuckDB 2.0 has no extensions for them; with the lowest one, some tests are run.
 HAS_LAKES = find_spec("duckdb_extension_ducklake") is not None
 LAKES = ["ducklake-table", "ducklake_postgres-log"] if HAS_LAKES and not CHOSEN else []

@@ -318,6 +318,7 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
 HARMLESS = {
     "duckdb": [_index],
     "delta": [_compact, _vacuum],
+    "postgres": [_index],
     "stored_delta": [_compact_stored],
 }
 _HISTORIES = replicas.HISTORIES + (["stored_delta-history"] if "DCP_STEPS" in os.environ else [])

@@ -62,7 +62,7 @@ def newest_of(table: str, keys: str, lost: Iterable[str]) -> str:
     return (
         f"SELECT {', '.join(KNOWN.names)} FROM (SELECT {names}, row_number() OVER (PARTITION BY"  # noqa: S608
         " t.collection_id, t.key ORDER BY t.generation DESC, t.seqno DESC) AS place_"
-        f" FROM {table} t JOIN {keys} k ON {same} WHERE true{left}) WHERE place_ = 1"
+        f" FROM {table} t JOIN {keys} k ON {same} WHERE true{left}) AS newest WHERE place_ = 1"
     )
 
 

@@ -147,8 +147,8 @@ def check_options(mode: str, on_drop: str) -> None:
     """
     if mode != "table":
         raise ConfigError(
-            "a log is read by the newest generation of all its rows, and each share has its own:"
-            " write a table, or leave out share",
+            f"a {mode} is read by the newest generation of all its rows, and each share has its"
+            " own: write a table, or leave out share",
             option="mode",
         )
     if on_drop == "drop":

@@ -32,7 +32,6 @@ class PostgresDatabase:
     """
 
     modes: ClassVar[frozenset[Mode]] = PostgresTarget.modes
-    why_not: ClassVar[dict[Mode, str]] = PostgresTarget.why_not
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
     takes_structs: ClassVar[bool] = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import rejects
+from dcp_rs.replication.history import newest_of
 from dcp_rs.replication.postgres import refusals
 from dcp_rs.replication.postgres.relation import (
     PREFIX,
@@ -20,7 +21,17 @@ from dcp_rs.replication.postgres.relation import (
 )
 from dcp_rs.replication.postgres.session import qualified
 from dcp_rs.replication.postgres.types import types_of
-from dcp_rs.replication.target import IDENTITY, check_key, missing_columns, quote_column
+from dcp_rs.replication.target import (
+    CHANGED,
+    ENDED_BY,
+    IDENTITY,
+    IS_CURRENT,
+    VALID_FROM,
+    VALID_TO,
+    check_key,
+    missing_columns,
+    quote_column,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,10 +42,12 @@ if TYPE_CHECKING:
     from dcp_rs.replication.postgres.session import Session
     from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
-    from dcp_rs.replication.target import Commit
+    from dcp_rs.replication.target import Commit, Endings
 
-# Temporary tables: rows to merge, and identities of rows and of rejects to remove.
-_ROWS, _DELETES, _SETTLED = (f"{PREFIX}{what}" for what in ("rows", "deletes", "settled"))
+# Temporary tables: rows to merge, identities of rows and of rejects to remove, and changed rows.
+_ROWS, _DELETES, _SETTLED, _CHANGED = (
+    f"{PREFIX}{what}" for what in ("rows", "deletes", "settled", "changed")
+)
 _IDENTITY = ", ".join(IDENTITY)
 _SAME = " AND ".join(f"t.{name} = d.{name}" for name in IDENTITY)
 
@@ -72,7 +85,7 @@ class Table:
         self._is_partitioned = relation.kind == "p"
         self._has_triggers = False
         # Temporary tables for rows, deletes and identities of rejects.
-        self._rows = self._deletes = self._settled = ""
+        self._rows = self._deletes = self._settled = self._changed = ""
         self.rows = 0
         # Rejects that there are; `None` without a table of them.
         self._rejected: int | None = None
@@ -95,6 +108,8 @@ class Table:
         if oid is None:
             key = f", PRIMARY KEY ({_IDENTITY})" if self._mode == "table" else ""
             self._session.run(f"CREATE TABLE {table} ({_columns(want)}{key})")
+            if self._mode == "history":
+                self._session.run(f"CREATE INDEX ON {table} ({_IDENTITY})")
         else:
             those = f"{table} WHERE {self._own}" if has_others else table
             if not is_known and self._session.run(f"SELECT 1 FROM {those} LIMIT 1"):  # noqa: S608
@@ -109,6 +124,11 @@ class Table:
             identity = [want[each] for each in IDENTITY]
             self._stage_rows(want)
             self._deletes = self._staging(_DELETES, _IDENTITY, tuple(identity))
+        if self._mode == "history":
+            key = want["key"]
+            self._deletes = self._staging(_DELETES, _IDENTITY, (want["collection_id"], key))
+            columns = f"{_IDENTITY}, seqno, generation AS was_generation, {', '.join(CHANGED)}"
+            self._changed = self._staging(_CHANGED, columns, key)
 
     def _check(self, oid: int, want: dict[str, str]) -> None:
         """Checks a table that is there, and adds missing columns."""
@@ -118,7 +138,7 @@ class Table:
         kinds = {name: column.kind for name, column in have.items()}
         missing = missing_columns(kinds, want, self._name)
         check_additions(have, want, self._name)
-        check_rules(self._session, oid, self._name, removes=self._mode == "table")
+        check_rules(self._session, oid, self._name, removes=self._mode != "log")
         self._has_triggers = has_triggers(self._session, oid)
         for name, kind in missing.items():
             self._session.run(
@@ -212,7 +232,7 @@ class Table:
 
     def _write_rejects(self, commit: Commit) -> None:
         if self._rejected:
-            for condition in commit.removals:
+            for condition in commit.settling:
                 self._remove_rejects(f"WHERE ({condition}) AND {self._own}")
         if self._rejected and len(commit.settled):
             self._session.stage(self._settled, commit.settled)
@@ -258,9 +278,36 @@ class Table:
         for condition in commit.removals:
             self._remove(f"WHERE ({condition}) AND {self._own}")
         self._remove_documents(commit.deletes)
+        if commit.endings is not None:
+            self._end(commit.endings)
         commit = rejects.rejecting(commit, self._write_rows(commit))
         self._write_rejects(commit)
         return commit
+
+    def _end(self, endings: Endings) -> None:
+        """Changes rows of a history."""
+        table = self._relation.quoted
+        opens = f"{IS_CURRENT} = true, {VALID_TO} = NULL, {ENDED_BY} = NULL"
+        for condition in endings.reopened:
+            self._session.run(f"UPDATE {table} SET {opens} WHERE {condition}")  # noqa: S608 - integers
+        at = f"'{endings.at:%Y-%m-%d %H:%M:%S.%f}+00'::timestamptz"
+        ends = f"{IS_CURRENT} = false, {VALID_TO} = greatest({VALID_FROM}, {at})"
+        for condition in endings.ended:
+            self._session.run(
+                f"UPDATE {table} SET {ends} WHERE {IS_CURRENT} AND ({condition})"  # noqa: S608
+            )
+        if len(endings.changed):
+            self._session.stage(self._changed, endings.changed)
+            sets = ", ".join(f"{name} = d.{name}" for name in CHANGED)
+            self._session.run(
+                f"UPDATE {table} t SET {sets} FROM {self._changed} d"  # noqa: S608 - own names
+                f" WHERE {_SAME} AND t.seqno = d.seqno AND t.generation = d.was_generation"
+            )
+
+    def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
+        """Returns what `dcp_rs.replication.HistoryTarget.newest` does."""
+        self._session.stage(self._deletes, _without_nul(identities))
+        return self._session.read(newest_of(self._relation.quoted, self._deletes, lost))
 
     def _write_rows(self, commit: Commit) -> dict[int, str]:
         """Writes rows, and returns why the others were refused, by their index.
@@ -293,7 +340,7 @@ class Table:
         def write(some: pa.Table) -> None:
             with self._session.savepoint():
                 # Once a row was refused, others may be there that no commit wrote: they are merged.
-                if appends and (some is rows or self._mode == "log"):
+                if appends and (some is rows or self._mode != "table"):
                     self._append(some)
                 else:
                     self._merge(some)
@@ -304,7 +351,7 @@ class Table:
         if not self._has_triggers:
             self._session.copy(rows, self._relation.name, self._relation.schema)
             self.rows += len(rows)
-        elif self._mode == "log":
+        elif self._mode != "table":
             self.rows += self._session.change(self._insert(rows))
         else:
             self._merge(rows)
@@ -339,17 +386,21 @@ class Table:
         return self._count(f"{self._relation.quoted} t JOIN {self._rows} d ON {_SAME}")
 
     def _remove_documents(self, identities: pa.Table) -> None:
-        # No row has a key with NUL, which cannot be looked for.
-        with_nul = refusals.with_nul(identities)
-        if with_nul:
-            kept = [place for place in range(len(identities)) if place not in with_nul]
-            identities = identities.take(kept)
+        identities = _without_nul(identities)
         if len(identities):
             self._session.stage(self._deletes, identities)
             self._remove(f"t USING {self._deletes} d WHERE {_SAME}")
 
     def _remove(self, those: str) -> None:
         self.rows -= self._session.change(f"DELETE FROM {self._relation.quoted} {those}")  # noqa: S608
+
+
+def _without_nul(identities: pa.Table) -> pa.Table:
+    """Leaves out keys with NUL, which no row has and which cannot be looked for."""
+    with_nul = refusals.with_nul(identities)
+    if not with_nul:
+        return identities
+    return identities.take([at for at in range(len(identities)) if at not in with_nul])
 
 
 def _columns(kinds: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.sharing import called
-from dcp_rs.replication.target import NO_HISTORY, check_use, is_scalar, overtaken, refuse_variants
+from dcp_rs.replication.target import check_use, is_scalar, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,8 +64,7 @@ class PostgresTarget:
         ImportError: It is not installed.
     """
 
-    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log"})
-    why_not: ClassVar[dict[Mode, str]] = NO_HISTORY
+    modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log", "history"})
     takes_rejects: ClassVar[bool] = True
     commits_when_idle: ClassVar[bool] = True
     takes_structs: ClassVar[bool] = False
@@ -192,6 +191,13 @@ class PostgresTarget:
         if found.rows not in {None, table.rows}:
             return replace(state, moved=f"it has {table.rows} rows, and had {found.rows}")
         return state
+
+    def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
+        """See `dcp_rs.replication.HistoryTarget.newest`."""
+        if self._session is None or self._open is None:
+            raise AssertionError("a target is opened before it is read")
+        with refusals.explained(self._name, self._adbc.Error), self._session.transaction():
+            return self._open.table.newest(identities, lost)
 
     def commit(self, commit: Commit) -> Commit:
         """See `dcp_rs.replication.Target.commit`."""
