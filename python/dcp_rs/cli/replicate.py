@@ -179,6 +179,7 @@ def replication_options(function: Callable[..., Any]) -> Callable[..., Any]:
 TARGET is one of
   duckdb:///path?table=name
   postgresql://user@host/database?table=name
+  ducklake+sqlite:///catalog.db?data=/folder&table=name
   delta:///folder
   parquet:///folder                        for --mode log
   iceberg:///folder?table=namespace.name   for --mode log"""

@@ -35,6 +35,7 @@ _EXAMPLE = ("kind", "key", "vbucket", "seqno", "bucket_seqno")
 TARGET is one of
   duckdb:///path?table=name
   postgresql://user@host/database?table=name
+  ducklake+sqlite:///catalog.db?table=name
   delta:///folder
 Without a table, all tables of the database or the folder are compared.
 Exit status: 0 nothing differs, 3 something does or was not compared."""

@@ -122,6 +122,7 @@ def open_target(url: str, storage_options: Mapping[str, str] | None = None) -> T
     Args:
         url: `duckdb:///path?table=name`, also with `&value_format=variant`,
             `postgresql://user@host/database?table=name`,
+            `ducklake+sqlite:///catalog.db?data=/folder&table=name`, also with `postgresql`;
             `delta:///folder`; for logs only `parquet:///folder` and
             `iceberg:///folder?table=namespace.name`; `kafka://broker:9092?topic=name`. In object
             storage, `delta+s3://bucket/path` and `parquet+s3://bucket/path`, also with `gs`, `az`
