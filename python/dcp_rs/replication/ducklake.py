@@ -55,6 +55,8 @@ class DuckLakeTarget(DuckDBTarget):
     ) -> None:
         super().__init__(lake, table, connection=connection, catalog=catalog)
         self._writer = secrets.token_hex(8)
+        # The last commit when it was opened, and the rows that there were.
+        self._start = 0, 0
 
     @classmethod
     def at(cls, address: Address) -> DuckLakeTarget:
@@ -98,6 +100,7 @@ class DuckLakeTarget(DuckDBTarget):
                 f"INSERT INTO {STATES} (table_name, commits, writer) VALUES (?, 0, ?)",  # noqa: S608
                 [self._name, self._writer],
             )
+        self._start = self._found()[0][0], self._count()
 
     def _found(self) -> list[Any]:
         """Returns commits, writer and rows of the states, of which there should be one."""
@@ -117,8 +120,11 @@ class DuckLakeTarget(DuckDBTarget):
         before = self._count()
         self._write_rows(commit)
         self._write_rejects(commit)
-        # What others have removed or added since the last commit is to be noticed.
-        rows = (found[0][2] or 0) + self._count() - before
+        # What others do to the rows between commits is to be noticed at the next start; what they
+        # did before this one was.
+        last, counted = self._start
+        rows = counted if found[0][0] == last else found[0][2]
+        rows += self._count() - before
         self._run(
             f"UPDATE {STATES} SET commits = ?, generation = ?, complete_generation = ?, state = ?,"  # noqa: S608
             " rows = ? WHERE table_name = ?",
