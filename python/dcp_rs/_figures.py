@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     Points = Iterator[tuple[tuple[str, ...], float]]
 
 _STATES = ("opening", "streaming", "backing_off", "complete", "failed")
-_PHASES = ("loading", "rereading", "catching up", "following", "disconnected", "done")
+_PHASES = (
+    "loading", "rereading", "catching up", "following", "disconnected", "target unavailable",
+    "done",
+)  # fmt: skip
 
 
 class Streaming(Protocol):
@@ -49,11 +52,13 @@ class Report:
         progress: The report. What depends on the time counts on.
         age: Seconds since it was made.
         committing: Seconds for which a commit has been running; `None` if that is not known.
+        failing: Seconds for which the target has been unavailable; `None` if that is not known.
     """
 
     progress: Progress
     age: float
     committing: float | None = None
+    failing: float | None = None
 
     @classmethod
     def of(cls, progress: Progress, age: float) -> Report:
@@ -494,6 +499,14 @@ _OF_REPLICATIONS = (
         unit="s",
         description="Time for which a commit has been running",
         report=_of_report(lambda report: report.committing),
+    ),
+    Figure(
+        prometheus="dcp_rs_target_unavailable_seconds",
+        opentelemetry="dcp_rs.target.unavailable",
+        kind="gauge",
+        unit="s",
+        description="Time for which the target has been unavailable, 0 if it is not",
+        report=_of_report(lambda report: report.failing),
     ),
     Figure(
         prometheus="dcp_rs_report_age_seconds",

@@ -38,6 +38,7 @@ CASES = {
     "UnstableNetwork": ({"dcp_rs_reconnects_total": "0 0 0 6 12 18x30"}, 4),
     "NotPersisting": ({"dcp_rs_unpersisted_seconds": "0 30 90x30"}, 2),
     "ReplicateStuck": ({"dcp_rs_report_age_seconds": "0 60 120 180 240x30"}, 3),
+    "TargetUnavailable": ({"dcp_rs_target_unavailable_seconds": "0 60 120 180x30"}, 3),
     "ReplicateLate": ({"dcp_rs_lag_seconds": "0 301x30"}, 6),
     "ReplicateRejects": ({"dcp_rs_rejected_records_total": "0 0 0 1x30"}, 3),
     "ClocksDiffer": ({"dcp_rs_cas_ahead_seconds": "0 6x30"}, 6),

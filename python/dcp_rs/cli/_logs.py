@@ -23,7 +23,8 @@ _MODULES = (
 )  # fmt: skip
 # Seconds for which records of one reason are counted after one was shown.
 _QUIET = 10.0
-_ANSWERS = ("reloaded",)
+# Answers to who reads them, and what is seldom by itself.
+_ALWAYS = ("reloaded", "target_unavailable", "target_available", "commit_slow")
 # Reasons that are remembered.
 _REASONS = 1000
 # A word that others chose may not take the place of one of ours.
@@ -68,8 +69,8 @@ class _AsText(logging.Formatter):
 class _Seldom(logging.Filter):
     """Lets one record of each reason through in a while, and counts the others.
 
-    A reason is an event of a logger, about a node or a table. Errors always pass, as do answers to
-    who reads them, and what was asked for with the level `debug`.
+    A reason is an event of a logger, about a node or a table. Errors always pass, as do a few
+    events, and what was asked for with the level `debug`.
     """
 
     def __init__(self) -> None:
@@ -81,7 +82,7 @@ class _Seldom(logging.Filter):
             return True
         fields = getattr(record, "fields", {})
         event = getattr(record, "event", None) or record.msg
-        if event in _ANSWERS:
+        if event in _ALWAYS:
             return True
         reason = (record.name, event, fields.get("node"), fields.get("table"))
         now = time.monotonic()

@@ -56,6 +56,10 @@ class Reload(Controls):
                 error,
                 extra=about("reload_failed", error=str(error)),
             )
+        except Exception:
+            # The target's: what was asked for is done once it can be written to.
+            self._is_asked = True
+            raise
 
     def _take(self, new: File, old: File, change: Callable[[Mapping[str, Any]], None]) -> None:
         differ = {

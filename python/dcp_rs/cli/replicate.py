@@ -152,6 +152,12 @@ _REPLICATION_OPTIONS = (
         help="Commit after SECONDS at the latest.",
     ),
     click.option(
+        "--target-retry-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="Try again for SECONDS while the target is unavailable (0).",
+    ),
+    click.option(
         "--listen",
         metavar="HOST:PORT",
         help="Answer /livez, /readyz, /status and /metrics there, such as 127.0.0.1:9108.",

@@ -251,6 +251,7 @@ def replicate(
     commit_rows: int = 100_000,
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
+    target_retry_timeout: float = 0.0,
     listen: str | None = None,
     hung_after: float = 300.0,
     stop: threading.Event | None = None,
@@ -335,6 +336,8 @@ def replicate(
         commit_bytes: Bytes of changes, as Arrow columns, after which to commit.
         commit_interval: Seconds after the first change after which to commit. A database that has
             caught up commits sooner, as soon as the stream brings nothing.
+        target_retry_timeout: Seconds for which to try again while a database cannot be reached or a
+            disk is full. 0, the default, raises at once.
         listen: Where to answer `/livez`, `/readyz`, `/status` and `/metrics` over HTTP, such as
             `127.0.0.1:9108`. Anyone who reaches it may read them: `0.0.0.0:9108` is reached from
             other machines. A port alone is one of 127.0.0.1.
@@ -368,6 +371,7 @@ def replicate(
     check_commits(
         rows=commit_rows, size=commit_bytes, interval=commit_interval, hung_after=hung_after
     )
+    _checks.seconds("target_retry_timeout", target_retry_timeout, 0, 365 * 86_400)
     _checks.flag("persisted_only", persisted_only)
     _checks.word("on_purge", on_purge, ("resync", "ignore"))
     if priority is not None:
@@ -400,6 +404,7 @@ def replicate(
         commit_rows=commit_rows,
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,
+        target_retry_timeout=target_retry_timeout,
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )

@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -33,6 +34,7 @@ from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
 from dcp_rs.replication.lag import Lag, Place, aged
 from dcp_rs.replication.names import is_pattern
+from dcp_rs.replication.outage import Outage
 from dcp_rs.replication.progress import Meter, Phase, Progress
 from dcp_rs.replication.table import LostPosition
 from dcp_rs.replication.waiting import Limits, due, earlier
@@ -95,6 +97,7 @@ class Settings:
     commit_rows: int
     commit_bytes: int
     commit_interval: float
+    target_retry_timeout: float
     stop: threading.Event
     on_progress: Callable[[Progress], None] | None
 
@@ -130,34 +133,84 @@ class Replication:
         self._has_ended = False
         # Whether to ask for every version, until a server says that it keeps none.
         self._has_history = True
+        self._outage: Outage | None = None
+        self._last: Progress | None = None
+        # Changes that were not committed when a commit began.
+        self._uncommitted = 0
+        self._error_of_caller: Exception | None = None
+        # After which what was read and not committed is lost, until the tables are opened again.
+        self._commit_error: Exception | None = None
 
     def run(self) -> Progress:
         """Runs until it is stopped; with `once`, until it has caught up."""
-        stop = self._settings.stop
         try:
-            with self._health.waiting():
-                self._groups = self._tables.groups(self._client, self._new_buffer)
-            while not (stop.is_set() or self._has_ended):
-                self._news.clear()
-                self._health.turned()
-                if isinstance(stop, Controls):
-                    stop.turn(self._change)
-                has_moved = [self._step(group) for group in list(self._groups)]
-                if all(group.phase == "complete" for group in self._groups):
-                    break
-                self._watch()
-                if not any(has_moved):
-                    self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
-            for group in self._groups:
-                self._commit_all(group, is_due=True)
-            if self._settings.once and not stop.is_set():
-                self._phase = "done"
-            return self._report()
+            while True:
+                try:
+                    return self._run()
+                except Exception as error:
+                    if not self._waits_for_target(error):
+                        raise
         finally:
             for group in self._groups:
                 self._close(group)
             if self._owns_client:
                 self._client.close()
+
+    def _run(self) -> Progress:
+        """Runs until it is stopped, or until the target fails."""
+        stop = self._settings.stop
+        self._open_tables()
+        while not (stop.is_set() or self._has_ended):
+            self._news.clear()
+            self._health.turned()
+            if isinstance(stop, Controls):
+                stop.turn(self._change)
+                if self._commit_error is not None:
+                    raise self._commit_error
+            has_moved = [self._step(group) for group in list(self._groups)]
+            if all(group.phase == "complete" for group in self._groups):
+                break
+            self._watch()
+            if not any(has_moved):
+                self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
+        for group in self._groups:
+            self._commit_all(group, is_due=True)
+        if self._settings.once and not stop.is_set():
+            self._phase = "done"
+        return self._report()
+
+    def _open_tables(self) -> None:
+        """Opens the tables, also again: each goes on from the state that it has in the target."""
+        with self._health.waiting():
+            opened = self._tables.groups(self._client, self._new_buffer)
+        before, self._groups = self._groups, opened
+        for group in before:
+            self._close(group)
+        self._commit_error = None
+
+    def _waits_for_target(self, error: Exception) -> bool:
+        """Waits until a target that failed is to be tried again.
+
+        Returns:
+            Whether it is.
+        """
+        stop, timeout = self._settings.stop, self._settings.target_retry_timeout
+        if error is self._error_of_caller or not self._tables.is_unavailable(error):
+            return False
+        if self._outage is None:
+            self._outage = Outage(self._health, timeout)
+        again = self._outage.failed(error)
+        if again is None:
+            return False
+        # Its sessions may be broken. Streams stay open, and tell how far behind it is.
+        with suppress(Exception):
+            self._tables.close()
+        while not stop.is_set() and time.monotonic() < again:
+            if time.monotonic() - self._reported >= _REPORT:
+                self._look_at_lag()
+                self._report_outage()
+            stop.wait(_TICK)
+        return not stop.is_set()
 
     def _new_buffer(self) -> Buffer:
         return Buffer(*self._limits(), splits=not self._tables.are_one)
@@ -508,6 +561,7 @@ class Replication:
     ) -> None:
         """Commits what tables of a group have, and the positions of those that are due."""
         begun = time.monotonic()
+        self._uncommitted = sum(each.uncommitted for each in self._groups)
         if begun - self._watched >= _REPORT / 2:
             # A commit may take long, and the age of what comes now counts from now.
             self._look_at_lag()
@@ -535,17 +589,27 @@ class Replication:
                 if step is not None:
                     steps.append((table, step))
             if steps:
-                with self._health.committing():
-                    self._tables.commit(steps)
+                self._apply(steps)
                 self._meter.commits += 1
                 self._meter.committed_at = time.monotonic()
             self._meter.changes += sum(step.changes for _, step in steps)
+        if self._outage is not None and (is_caught_up or self._meter.committed_at >= begun):
+            self._outage.over()
+            self._outage = None
         group.note_waiting()
         now = time.monotonic()
         self._rests_until = now + _REST * (now - begun)
         if lost:
             self._part(lost)
         self._report()
+
+    def _apply(self, steps: list[tuple[Table, Step]]) -> None:
+        with self._health.committing():
+            try:
+                self._tables.commit(steps)
+            except Exception as error:
+                self._commit_error = error
+                raise
 
     # ----- reporting -----
 
@@ -625,7 +689,36 @@ class Replication:
             share=None if self._settings.share is None else str(self._settings.share),
         )
         progress = aged(progress, self._health.observed.ages())
+        self._tell(progress)
+        return progress
+
+    def _report_outage(self) -> None:
+        """Reports while the target is unavailable, where the tables are as they were before."""
+        before, now = self._last, time.monotonic()
+        if before is None:
+            # Nothing is known of the tables yet.
+            before = self._report()
+        self._reported = now
+        # What was read again up to what the bucket had then is not followed.
+        is_followed = bool(self._groups) and not any(each.until_now for each in self._groups)
+        progress = replace(
+            before,
+            phase="target unavailable",
+            lag=self._lag.total if is_followed else None,
+            lag_by_vbucket=self._lag.by_vbucket if is_followed else {},
+            uncommitted=self._uncommitted,
+            elapsed=now - self._meter.begun,
+            changes_per_second=self._meter.rate_at(now),
+            seconds_since_commit=now - self._meter.committed_at,
+        )
+        self._tell(aged(progress, self._health.observed.ages()))
+
+    def _tell(self, progress: Progress) -> None:
+        self._last = progress
         self._health.report(progress)
         if self._settings.on_progress is not None:
-            self._settings.on_progress(progress)
-        return progress
+            try:
+                self._settings.on_progress(progress)
+            except Exception as error:
+                self._error_of_caller = error
+                raise

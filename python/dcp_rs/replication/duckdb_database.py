@@ -57,7 +57,7 @@ class DuckDBDatabase:
 
     def open(self) -> dict[str, str]:
         """See `dcp_rs.replication.Database.open`."""
-        self._was_there = self._file.exists()
+        self._was_there, self._catalog = self._file.exists(), None
         self._connection = self._file.connect()
         found: dict[str, str | None] = {}
         for name in chain.from_iterable(self._known().states.values()):

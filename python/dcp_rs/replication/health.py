@@ -216,6 +216,8 @@ class Health:
         self._reported: tuple[Progress, float] | None = None
         self._turned = time.monotonic()
         self._committing: float | None = None
+        # Since when, and why the target cannot be written to.
+        self._failing: tuple[float, str] | None = None
         self._waiting = 0
         self._has_caught_up = False
         self.observed = Observed()
@@ -260,6 +262,14 @@ class Health:
                 extra = about(kind, vbuckets=found[kind])
                 _log.log(level, "%d vBuckets %s", found[kind], text, extra=extra)
 
+    def target_failed(self, since: float, why: str) -> None:
+        """Notes that the target cannot be written to."""
+        self._failing, self._looked = (since, why), None
+
+    def target_is_back(self) -> None:
+        """Notes that it can."""
+        self._failing, self._looked = None, None
+
     def report(self, progress: Progress) -> None:
         """Takes a report."""
         self._reported, self._looked = (progress, time.monotonic()), None
@@ -282,16 +292,21 @@ class Health:
             # The figures of a scrape are of one moment.
             return looked[1]
         progress, at = self._reported
-        since = self._committing
+        since, failing = self._committing, self._failing
         report = Report.of(progress, now - at)
         if self.look is not None and now - at > _LATE and progress.phase != "done":
-            lag = self.look()
+            found, lag = report.progress, self.look()
             self.observed.note(lag)
-            found = replace(report.progress, lag=lag.total, lag_by_vbucket=lag.by_vbucket)
-            if lag.is_disconnected:
-                found = replace(found, phase="disconnected")
+            if progress.phase != "target unavailable":
+                found = replace(found, lag=lag.total, lag_by_vbucket=lag.by_vbucket)
+                if lag.is_disconnected:
+                    found = replace(found, phase="disconnected")
             report = replace(report, progress=aged(found, self.observed.ages()))
-        report = replace(report, committing=0.0 if since is None else now - since)
+        report = replace(
+            report,
+            committing=0.0 if since is None else now - since,
+            failing=0.0 if failing is None else now - failing[0],
+        )
         self._looked = now, report
         return report
 
@@ -306,7 +321,10 @@ class Health:
 
     def why_not_ready(self) -> str | None:
         """Says what it has yet to do before it is connected and has caught up once."""
-        report = self.last()
+        failing, report = self._failing, self.last()
+        if failing is not None:
+            seconds = time.monotonic() - failing[0]
+            return f"the target has been unavailable for {seconds:.0f} s: {failing[1]}"
         if report is None:
             return "it starts"
         phase = report.progress.phase

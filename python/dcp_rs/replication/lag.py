@@ -255,7 +255,8 @@ class Observed:
 
 def aged(progress: Progress, ages: Ages) -> Progress:
     """Returns progress with the ages of what is not committed."""
-    is_known = progress.lag is not None
+    # While the target is unavailable, nothing may be read.
+    is_known = progress.lag is not None or progress.phase == "target unavailable"
     return replace(
         progress,
         lag_seconds=round(ages.oldest, 3) if is_known else None,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-Phase = Literal["loading", "rereading", "catching up", "following", "disconnected", "done"]
+Phase = Literal[
+    "loading", "rereading", "catching up", "following", "disconnected", "target unavailable", "done"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,7 @@ class Progress:
             with changes from before the start, `following`, or `done` if it has returned because
             of `once`. `disconnected` if no vBucket has been streaming for three seconds, because
             its node cannot be reached: nothing is known of the bucket meanwhile.
+            `target unavailable` while the target is tried again.
         generation: Generation of the rows that are written, from 1; the newest of several tables.
         changes: Changes committed: of documents for a table, all rows for a log.
         commits: Commits made.

@@ -135,6 +135,9 @@ class Table:
 
     def open(self) -> None:
         """Opens the target, and restores the state."""
+        self.waiting.forget()
+        self._first = reducing.FirstSnapshots(is_possible=False)
+        self._ahead, self._former, self._replaced = {}, (), []
         found = self.target.open(self._layout.schema, self._mode)
         # Those of this package have checked it before they changed anything.
         check_use(found, self._layout.schema, self._mode)
@@ -559,6 +562,12 @@ class Table:
                     reason=row["reason"],
                 ),
             )
+
+    def count_on(self, before: Table) -> None:
+        """Goes on with the figures of the same table, which was opened before."""
+        self.commits, self.changes = before.commits, before.changes
+        self.malformed, self.rejected = before.malformed, before.rejected
+        self._reasons = before._reasons
 
     def progress(self) -> TableProgress:
         """Returns the figures of the table."""

@@ -14,6 +14,7 @@ from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import check_adds
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches, qualified
+from dcp_rs.replication.outage import is_unavailable
 from dcp_rs.replication.sampling import sample
 
 if TYPE_CHECKING:
@@ -110,6 +111,9 @@ class Tables(Protocol):
 
     def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
         """Returns the tables by their names, if there are several."""
+
+    def is_unavailable(self, error: Exception) -> bool:
+        """Whether an error says that the target cannot be written to now."""
 
     def close(self) -> None:
         """Closes the target."""
@@ -231,6 +235,10 @@ class OneTable:
         """See `Tables`."""
         return {}
 
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `Tables`."""
+        return is_unavailable(self._target, error)
+
     def close(self) -> None:
         """See `Tables`."""
         self._target.close()
@@ -278,6 +286,7 @@ class TablePerCollection:
         # Collection of each table, by the name that the target tells from others.
         self._taken: dict[str, str] = {}
         self._called: dict[str, str] = {}
+        self._opened: dict[str, Table] = {}
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """See `Tables`."""
@@ -364,6 +373,9 @@ class TablePerCollection:
         if name is None:
             raise AssertionError(f"{collection} has a table")
         table = self._make(self._database.target(name), collection)
+        before, self._opened[collection] = self._opened.get(collection), table
+        if before is not None:
+            table.count_on(before)
         table.restore()
         self._called[collection] = name
         return table
@@ -591,6 +603,10 @@ class TablePerCollection:
             for group in groups
             for name, table in group.tables.items()
         }
+
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `Tables`."""
+        return is_unavailable(self._database, error)
 
     def close(self) -> None:
         """See `Tables`."""

@@ -95,6 +95,10 @@ class PostgresDatabase:
         """See `dcp_rs.replication.Database.drop`."""
         target.drop()
 
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `dcp_rs.replication.outage.is_unavailable`."""
+        return refusals.is_unavailable(error)
+
     def close(self) -> None:
         """Closes the session."""
         if self._session is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.replication.rejects import MAX_REFUSED
 
 if TYPE_CHECKING:
@@ -25,6 +25,8 @@ _OF_ROWS = ("22", "23", "44", "54", "P0")
 _OF_OTHER_ROWS = ("23503", "23505", "23P01")
 # Serialization failure, deadlock, lock not available.
 _PASSING = ("40001", "40P01", "55P03")
+# Classes of connections, of what the server lacks, of its operator, and of its system.
+_UNAVAILABLE = ("08", "53", "57", "58")
 _OF_DOCUMENTS = {
     "22021": NUL,
     "22P05": "text has a character that the database's encoding lacks",
@@ -79,6 +81,17 @@ def code_of(error: BaseException) -> str:
 def is_passing(error: BaseException) -> bool:
     """Whether the same transaction may succeed a little later."""
     return code_of(error) in _PASSING
+
+
+def is_unavailable(error: BaseException) -> bool:
+    """Whether the server cannot be reached, is shut down or has no room, and nothing is wrong."""
+    cause = error.__cause__ if isinstance(error, ConfigError) else error
+    if cause is None or isinstance(cause, DcpError):
+        return False
+    code = code_of(cause)
+    # The driver's own name of what happened, if the server had no say.
+    status = getattr(getattr(cause, "status_code", None), "name", "")
+    return code.startswith(_UNAVAILABLE) if code else status in {"IO", "TIMEOUT"}
 
 
 def refusal_of(error: BaseException) -> Refusal | None:

@@ -243,6 +243,10 @@ class PostgresTarget:
         states.save(name, commit.state, table.rows)
         return applied
 
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `dcp_rs.replication.outage.is_unavailable`."""
+        return refusals.is_unavailable(error)
+
     def drop(self) -> None:
         """Removes the table, its state and its rejects."""
         if self._session is None or self._open is None:

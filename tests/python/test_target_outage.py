@@ -1,0 +1,168 @@
+"""A target that is unavailable for a while: it is told, and nothing is lost or doubled."""
+
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+import replicas
+from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication import open_target
+from dcp_rs.replication.controls import Controls
+from lag import until
+from small_disk import mounted
+
+# The others take longer; DuckDB tries a file that it cannot write for half a minute.
+ALL = ["parquet-log"]
+if "DCP_OUTAGES" in os.environ:
+    ALL += ["delta-table", "delta-log", "iceberg-log", "duckdb-table", "duckdb-log"]
+
+
+class Running:
+    """A replication on a thread of its own."""
+
+    def __init__(self, cluster, target, **options):
+        self.seen, self.error = [], None
+        self.stop = options.pop("stop", None) or threading.Event()
+        self._run = lambda: replicas.replicate(
+            cluster, target, once=False, stop=self.stop, on_progress=self.seen.append,
+            **({"commit_interval": 0.1, "target_retry_timeout": 600} | options),
+        )  # fmt: skip
+        self._thread = threading.Thread(target=self._keep_error)
+        self._thread.start()
+
+    def _keep_error(self):
+        try:
+            self._run()
+        except Exception as error:  # noqa: BLE001 - the test looks at it
+            self.error = error
+
+    def until(self, holds, patience=60):
+        until(lambda: self.error is not None or (self.seen and holds(self.seen[-1])), patience)
+        assert self.error is None, self.error
+
+    def has(self, changes):
+        self.until(lambda now: (now.phase, now.changes, now.lag) == ("following", changes, 0))
+
+    def end(self):
+        self.stop.set()
+        self._thread.join(60)
+        assert not self._thread.is_alive()
+
+
+class Failing:
+    """A target whose commits fail while it is told so, before or after they are applied."""
+
+    modes = frozenset({"table", "log"})
+
+    def __init__(self, url):
+        self.inner, self.before, self.after, self.failed = open_target(url), None, None, 0
+        self.open, self.close = self.inner.open, self.inner.close
+
+    def commit(self, commit):
+        self._fail(self.before)
+        self.inner.commit(commit)
+        self._fail(self.after)
+
+    def _fail(self, error):
+        if error is not None:
+            self.failed += 1
+            raise error
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_full_disk_is_told_and_passes(cluster, tmp_path, request, name, caplog):
+    kind, mode = name.split("-")
+    written = replicas.Written(cluster)
+    for n in range(50):
+        written.upsert(f"key_{n}", {"n": n})
+    with mounted(tmp_path / "disk", 16 << 20) as disk:
+        if disk is None:
+            pytest.skip("only an administrator mounts a file system")
+        replica = replicas.OfMany(replicas.KINDS[kind](request, disk.folder), kind, mode)
+        running = Running(cluster, replica)
+        running.has(50)
+        disk.fill()
+        for n in range(25, 100):
+            written.upsert(f"key_{n}", {"n": n, "pad": os.urandom(300).hex()})
+        running.until(lambda now: now.phase == "target unavailable" and now.lag_seconds > 0.3)
+        assert running.seen[-1].uncommitted == 75
+        told = [
+            each.fields
+            for each in caplog.records
+            if vars(each).get("event") == "target_unavailable"
+        ]
+        assert "No space left" in told[0]["error"]
+        disk.make_room()
+        running.has(125)
+        running.end()
+        assert running.seen[-1].tables["_default___default"].changes == 125
+        assert replica.documents() == written.documents()
+
+
+@pytest.mark.parametrize("mode", ["table", "log"])
+def test_a_commit_whose_answer_is_lost_is_not_made_twice(cluster, tmp_path, mode):
+    written, target = replicas.Written(cluster), Failing(replicas.InDuckDB(tmp_path).url)
+    written.upsert("first", {})
+    running = Running(cluster, target, mode=mode)
+    running.has(1)
+    target.after = ConnectionResetError(errno.ECONNRESET, "connection reset")
+    written.upsert("second", {})
+    until(lambda: target.failed)
+    target.after = None
+    written.upsert("third", {})
+    # The second was committed, and nobody counted it.
+    running.has(2)
+    running.end()
+    replica = replicas.InDuckDB(tmp_path)
+    replica.mode = mode
+    # A log that had a row twice would not settle.
+    assert replica.documents() == written.documents()
+
+
+def test_a_target_that_stays_away_ends_it_after_the_time(cluster, tmp_path):
+    cluster.upsert("first", {})
+    target = Failing(replicas.InDuckDB(tmp_path).url)
+    target.before = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    begun = time.monotonic()
+    with pytest.raises(OSError, match="No space left"):
+        replicas.replicate(cluster, target, target_retry_timeout=1.2)
+    assert (time.monotonic() - begun > 0.5, target.failed) == (True, 2)
+    # What does not pass is raised at once, as is everything by default.
+    for error, timeout in ((PermissionError(errno.EACCES, "no"), 60.0), (target.before, 0.0)):
+        target.before, target.failed = error, 0
+        with pytest.raises(OSError, match=str(error.strerror)):
+            replicas.replicate(cluster, target, target_retry_timeout=timeout)
+        assert target.failed == 1
+
+
+class _Changing(Controls):
+    """Changes an option once it is told to, and takes errors for those of the option."""
+
+    is_asked = False
+
+    def turn(self, change):
+        if self.is_asked:
+            self.is_asked = False
+            with pytest.raises(ConfigError):
+                change({"commit_rows": 7})
+
+
+def test_a_commit_that_fails_while_options_change_loses_nothing(cluster, tmp_path):
+    written, stop = replicas.Written(cluster), _Changing()
+    target = Failing(replicas.InDuckDB(tmp_path).url)
+    written.upsert("first", {})
+    running = Running(cluster, target, stop=stop, commit_interval=3600)
+    running.has(1)
+    full = ConfigError("the disk is full")
+    full.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    written.upsert("second", {})
+    running.until(lambda now: now.uncommitted == 1)
+    target.before, stop.is_asked = full, True
+    running.until(lambda now: now.phase == "target unavailable")
+    target.before = None
+    running.has(2)
+    running.end()
+    assert replicas.InDuckDB(tmp_path).documents() == written.documents()
