@@ -123,6 +123,17 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_SOAK_SECONDS": "3600"},
         ),
         Stage(
+            "pipeline-soak",
+            "two hours of dcp-rs run into PostgreSQL: rebalances, failovers, outages of ten"
+            " minutes, full disks, passwords, SIGHUPs; and full disks of the other targets",
+            [
+                *[*pytest[:-1], "9000"],
+                "tests/python/test_pipeline_soak.py",
+                "tests/python/test_target_outage.py",
+            ],
+            {"DCP_SOAK_SECONDS": "7200", "DCP_OUTAGES": "1"},
+        ),
+        Stage(
             "address",
             "the Python tests on an extension built with AddressSanitizer: no report",
             ["bash", "scripts/sanitize.sh"],

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import itertools
 import os
-import pwd
 import shutil
 import socket
 import subprocess
@@ -158,42 +157,11 @@ def start_python():
 
 @pytest.fixture(scope="session")
 def postgres_server():
-    """A PostgreSQL server on a socket of its own; gives what a connection string ends with.
+    """A PostgreSQL server on a socket of its own; gives what a connection string ends with."""
+    from postgres_server import PostgresServer
 
-    As root it runs as `nobody`, since PostgreSQL does not run as root.
-    """
-    found = [*Path("/usr/lib/postgresql").glob("*/bin/initdb"), shutil.which("initdb")]
-    if found == [None]:
-        pytest.fail("no PostgreSQL: scripts/require.sh postgres installs it")
-    programs = Path(found[0]).resolve().parent
-    # A short path that `nobody` can reach: that of a socket has at most 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="dcp_rs-"))
-    as_user = []
-    if os.getuid() == 0:
-        os.chown(folder, pwd.getpwnam("nobody").pw_uid, -1)
-        as_user = ["runuser", "-u", "nobody", "--"]
-    data = folder / "data"
-
-    def run(program, *arguments):
-        command = [*as_user, str(programs / program), "-D", str(data), *arguments]
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            stdin=subprocess.DEVNULL,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    run("initdb", "--username=postgres", "--auth=trust", "--no-sync")
-    settings = f"-k {folder} -c listen_addresses='' -c fsync=off"
-    run("pg_ctl", "start", "-w", "-l", str(folder / "log"), "-o", settings)
-    try:
-        yield f"host={folder}&user=postgres"
-    finally:
-        run("pg_ctl", "stop", "-m", "immediate")
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.closing(PostgresServer()) as server:
+        yield server.options
 
 
 _schemas = itertools.count()

@@ -1,11 +1,7 @@
 """`dcp-rs run` while it runs: a pipeline file that changes, and passwords that do."""
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 import urllib.request
 
@@ -15,8 +11,7 @@ import pytest
 
 import dcp_rs
 import replicas
-
-_PASSWORD = "canary-8f1c2e"
+from pipelines import PASSWORD, Service
 
 
 @pytest.fixture
@@ -28,72 +23,6 @@ def cluster():
             running.create_collection(name)
             running.upsert("key_1", {"n": 1}, collection=name)
         yield running
-
-
-class Service:
-    """A process of `dcp-rs run --json`, and the lines that it has printed."""
-
-    def __init__(self, path, cluster, **connection):
-        self.path, self.lines = path, []
-        login = {
-            "connection_string": f"{cluster.connection_string}/travel",
-            "username": "Administrator",
-            "password": "${PASSWORD}",
-        }
-        self._login = {k: v for k, v in (login | connection).items() if v is not None}
-
-    def write(self, more):
-        of_connection = "\n".join(f'{k} = "{v}"' for k, v in self._login.items())
-        self.path.write_text(f"{more}\n[connection]\n{of_connection}\n")
-
-    def start(self, *flags):
-        command = [sys.executable, "-W", "ignore", "-m", "dcp_rs", "run", str(self.path)]
-        self.process = subprocess.Popen(
-            [*command, "--json", *flags], stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"PASSWORD": _PASSWORD},
-        )  # fmt: skip
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self):
-        self.lines.extend(map(json.loads, self.process.stderr))
-
-    def __iter__(self):
-        return iter(list(self.lines))
-
-    def until(self, found, patience=30.0):
-        """Waits for a line with something, and returns it."""
-        end = time.monotonic() + patience
-        while (line := next((each for each in self if found(each)), None)) is None:
-            assert time.monotonic() < end, self.lines[-5:]
-            assert self.process.poll() is None, self.lines[-5:]
-            time.sleep(0.02)
-        return line
-
-    def has(self, changes):
-        return self.until(
-            lambda each: each.get("changes") == changes and each["phase"] == "following"
-        )
-
-    def reload(self, text, until=("reloaded", "reload_failed")):
-        """Writes the file, has it read again, and returns what the log says about that."""
-        self.write(text)
-        self.lines.clear()
-        self.process.send_signal(signal.SIGHUP)
-        self.until(lambda each: each.get("event") in until)
-        return {each["event"]: each for each in self if each.get("event")}
-
-    def kill(self):
-        self.process.kill()
-        self._reader.join()
-        self.process.communicate()
-        self.lines.clear()
-
-    def stop(self):
-        self.process.send_signal(signal.SIGTERM)
-        status = self.process.wait(30)
-        self._reader.join()
-        return status
 
 
 @pytest.fixture
@@ -181,18 +110,18 @@ def test_a_password_that_changes_is_read_from_its_file_without_a_restart(
     cluster, service, tmp_path
 ):
     secret = tmp_path / "password"
-    secret.write_text(_PASSWORD)
+    secret.write_text(PASSWORD)
     running = service(password=None, password_file=secret)
     running.write(f'target = "duckdb://{tmp_path}/lake.duckdb?table=t"\nlog_levels = ["info"]\n')
     running.start()
     running.has(2)
-    cluster.set_password(f"{_PASSWORD}-2")
+    cluster.set_password(f"{PASSWORD}-2")
     cluster.persist()
     cluster.kill(0)
     cluster.restart(0)
     # The server refuses the old one, until the file has the new one.
     running.until(lambda each: each.get("phase") == "disconnected")
-    secret.write_text(f"{_PASSWORD}-2\n")
+    secret.write_text(f"{PASSWORD}-2\n")
     cluster.upsert("key_2", {"n": 2}, collection="shop.order")
     running.has(3)
     assert running.stop() == 0
