@@ -447,7 +447,7 @@ def soak(server, disk, tmp_path):
 
 
 # What comes in CI, and what comes also.
-SHORT = ("rebalance", "failover", "outage", "hang", "full_disk", "password", "reload")
+SHORT = ("rebalance", "failover", "outage", "hang", "full_disk", "reload")
 LONG = (
     "rebalance", "hang", "failover", "full_disk", "kill", "password", "reload", "cut_off",
     "refused_reload", "outage", "failover", "hang_too_long",
