@@ -20,11 +20,19 @@ class Picture:
         ]
 
     def text(
-        self, x: float, y: float, words: str, *, anchor: str = "start", colour: str = "#222222"
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        anchor: str = "start",
+        colour: str = "#222222",
+        size: int | None = None,
     ) -> None:
         """Draws text."""
+        font = "" if size is None else f' font-size="{size}"'
         self._parts.append(
-            f'<text x="{x}" y="{y}" text-anchor="{anchor}" fill="{colour}">{words}</text>'
+            f'<text x="{x}" y="{y}"{font} text-anchor="{anchor}" fill="{colour}">{words}</text>'
         )
 
     def box(self, x: float, y: float, words: str, colour: str, *, gone: bool = False) -> None:
@@ -62,6 +70,13 @@ class Picture:
             side = -6 if x2 > x1 else 6
             points = f"{x2},{y2} {x2 + side},{y2 - 4} {x2 + side},{y2 + 4}"
             self._parts.append(f'<polygon points="{points}" fill="{colour}"/>')
+
+    def path(self, points: list[str], colour: str) -> None:
+        """Draws a line through points, each of which is `x,y`."""
+        self._parts.append(
+            f'<polyline points="{" ".join(points)}" fill="none" stroke="{colour}" '
+            'stroke-width="1.5"/>'
+        )
 
     def save(self, name: str) -> None:
         """Writes the file."""
