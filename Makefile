@@ -121,7 +121,7 @@ server-tables: .rust ## Write the tables of docs/reference/servers.md from those
 spark-versions: .java .installed-test .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2 ## Run the Spark tests with every version (an hour); writes docs/spark-versions.json
 	@$(PY) tests/spark/versions.py all
 
-spark-table: .installed-test ## Write the table of versions in docs/guides/spark.md from docs/spark-versions.json
+spark-table: .installed-test ## Write the table of versions in docs/guides/spark-guarantees.md from docs/spark-versions.json
 	@$(PY) tests/spark/versions.py table
 
 notebooks: .java .installed-test ## Run the notebooks of docs/notebooks and save their output

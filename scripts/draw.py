@@ -1,4 +1,4 @@
-"""Draws the diagrams of the pages How DCP works and Architecture: `python scripts/draw.py`."""
+"""Draws the diagrams of How DCP works, the concepts and Architecture: `python scripts/draw.py`."""
 
 from __future__ import annotations
 
@@ -151,6 +151,26 @@ def rollback() -> None:
     picture.save("rollback.svg")
 
 
+def bounded() -> None:
+    """Draws a key that is in none of two ranges that are read."""
+    picture = Picture(720, 190)
+    picture.text(10, 60, "active copy", colour=BLUE)
+    picture.text(10, 130, "its replica", colour=GREEN)
+    for seqno in range(1, 9):
+        words = f"{seqno} K" if seqno in (4, 8) else str(seqno)
+        gone = seqno == 4
+        picture.box(place(seqno), 40, words, GREY if gone else BLUE, gone=gone)
+        if seqno < 8:
+            picture.box(place(seqno), 110, words, GREEN)
+    edge = place(4) + SIDE + 14
+    picture.line(edge, 8, edge, 150, RED)
+    picture.text(edge - 10, 20, "this range", anchor="end")
+    picture.text(edge + 10, 20, "next range")
+    picture.text(place(8), 130, "lacks 8", colour=GREY)
+    picture.text(edge, 178, "reads 1 to 3, then 5 to 7: never K", anchor="middle", colour=RED)
+    picture.save("bounded.svg")
+
+
 def architecture() -> None:
     """Draws the crates that a mutation (blue) and a rollback (red) pass through."""
     width, gap, first = 134, 26, 10
@@ -198,4 +218,5 @@ if __name__ == "__main__":
     snapshots()
     branches()
     rollback()
+    bounded()
     architecture()

@@ -30,7 +30,7 @@ from blocks import ROOT, blocks_of, pages
 import dcp_rs
 from dcp_rs.testing import EmbeddedCluster
 
-SPARK = ["docs/guides/spark.md"]
+SPARK = ["docs/guides/spark.md", "docs/guides/spark-tables.md"]
 PYTEST = ["docs/guides/testing.md"]
 RUN = [page for page in pages() if page not in [*SPARK, *PYTEST]]
 

@@ -179,7 +179,7 @@ def test_catalogs_that_are_none(url, said):
 
 
 def test_iceberg_has_no_table_of_documents(cluster, tmp_path):
-    with pytest.raises(ConfigError, match=r"docs/guides/spark\.md"):
+    with pytest.raises(ConfigError, match=r"docs/guides/spark-tables\.md"):
         replicas.replicate(cluster, f"iceberg://{tmp_path}/lake", mode="table")
 
 

@@ -26,7 +26,7 @@ CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 NO_TABLES: dict[Mode, str] = {
     "table": "pyiceberg writes no delete files, and would rewrite the files of all changed rows:"
     " write a log with mode=log, or keep a table of documents with Spark, see"
-    ' "Keeping a table of documents" in docs/guides/spark.md',
+    " docs/guides/spark-tables.md",
     **NO_HISTORY,
 }
 """Why Iceberg has no tables of documents here."""

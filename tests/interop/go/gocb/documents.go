@@ -34,7 +34,7 @@ var documents = []call{
 		t.same(t.exists(t.key), true)
 		return ""
 	}},
-	{"`Get` with a projection, with the expiry; `PreserveExpiry`", func(t *trial) string {
+	{"`Get` with a projection, with the expiry, `PreserveExpiry`", func(t *trial) string {
 		_, err := t.collection().Upsert(t.key, number{1}, &gocb.UpsertOptions{Expiry: time.Hour})
 		t.ok(err)
 		_, err = t.collection().Upsert(t.key, number{2}, &gocb.UpsertOptions{PreserveExpiry: true})
