@@ -10,7 +10,10 @@ from blocks import blocks_of
 
 
 @pytest.mark.default_password
-@pytest.mark.parametrize(("page", "count"), [("README.md", 2), ("docs/guides/spark.md", 9)])
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [("README.md", 2), ("docs/guides/spark.md", 5), ("docs/guides/spark-tables.md", 1)],
+)
 def test_a_page_runs_with_spark(page, count, spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     blocks = blocks_of(page)
