@@ -203,7 +203,7 @@ fuzz-short: .rust ## Run each fuzz target for a few seconds, as CI does
 
 # Time per target: make fuzz FUZZ_SECONDS=3600. AddressSanitizer: DCP_SANITIZER=address.
 FUZZ_SECONDS ?= 1200
-fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in total); adds to docs/fuzzing.md
+fuzz: .rust ## Run each fuzz target for FUZZ_SECONDS (hours in total); adds to docs/fuzzing.json
 	@"$$(scripts/require.sh python)" scripts/fuzz.py run $(FUZZ_SECONDS) $(ARGS)
 
 fuzz-corpora: .rust ## Rebuild the committed fuzz corpora from recordings and findings
@@ -215,7 +215,7 @@ mutants: .rust ## Change the parsers and machines, and list the changes that the
 	@"$$(scripts/require.sh python)" scripts/mutants.py $(ARGS)
 
 # Downloads the clients with Maven and the Go toolchain on the first run, like `make interop`.
-bench-peers: .java .installed-test ## Benchmark against other clients; writes docs/performance.md
+bench-peers: .java .installed-test ## Benchmark against other clients; writes docs/performance.json
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
 	@$(PY) benches/peers/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
@@ -224,13 +224,13 @@ bench-peers: .java .installed-test ## Benchmark against other clients; writes do
 differential: .java .installed-test ## Compare four clients under the same faults (12 minutes); writes docs/differential.md
 	@$(PY) tests/interop/differential.py $(ARGS)
 
-bench-reading: .java .installed-test ## Benchmark the reader in Python; writes docs/performance.md
+bench-reading: .java .installed-test ## Benchmark the reader in Python; writes docs/performance.json
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
 # Half an hour. With the jars of the Couchbase Spark connector in COUCHBASE_SPARK_JARS, it is
 # measured too.
-bench-spark: .java .installed-test ## Benchmark Spark from outside: time, processor, memory; writes docs/performance.md
+bench-spark: .java .installed-test ## Benchmark Spark from outside: time, processor, memory; writes docs/performance.json
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/sessions.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 

@@ -1,7 +1,7 @@
 """Builds the fuzz targets with the project's toolchain, and runs them.
 
 Usage: scripts/fuzz.py short                    what CI runs: a few seconds of each target
-       scripts/fuzz.py run [SECONDS] [TARGET..] long, with rows and sums in docs/fuzzing.md
+       scripts/fuzz.py run [SECONDS] [TARGET..] long; adds to docs/fuzzing.json
        scripts/fuzz.py grow                     makes the committed corpora anew
        scripts/fuzz.py unpack                   into fuzz/corpus, where cargo-fuzz looks for them
        scripts/fuzz.py pack                     what is in fuzz/corpus becomes the committed corpora
@@ -17,6 +17,7 @@ The committed corpora are one archive, `fuzz/corpus.zip`. `run` keeps what it fi
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import re
 import shutil
@@ -28,13 +29,15 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAMS = ROOT / "fuzz"
 ARCHIVE = PROGRAMS / "corpus.zip"
 UNPACKED = PROGRAMS / "corpus"
 STATE = ROOT / ".state" / "fuzz"
-TABLE = ROOT / "docs" / "fuzzing.md"
+PAGE = ROOT / "docs" / "fuzzing.md"
+RUNS = PAGE.with_suffix(".json")
 
 SHORT_SECONDS = 5
 LONG_SECONDS = 600
@@ -72,13 +75,10 @@ MAX_LEN = {
     "cluster": 1024,
 }
 
-# The head of the table of sums, and what is summed: target, executions and sanitizer of a row.
+# The head of the table of sums.
 SUMS = """| target | executions | under AddressSanitizer |
 |---|---|---|
 """
-ROW = re.compile(
-    r"^\| [\d-]+ \| (\w+) \| ([\d,]+) \| \d+ \| `.*` \| (\w+) \| \d+ \|$", re.MULTILINE
-)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def short(programs: Path) -> list[Outcome]:
 
 
 def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
-    """Runs targets one after the other, and adds each to the table."""
+    """Runs targets one after the other, and adds each to the runs."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
         cwd=ROOT,
@@ -196,26 +196,38 @@ def run(programs: Path, seconds: int, targets: list[str]) -> list[Outcome]:
             outcome = play(programs, target, seconds, [found, corpora / target])
             report(outcome)
             outcomes.append(outcome)
-            page = TABLE.read_text(encoding="utf-8") + row(outcome, commit, sanitizer())
-            TABLE.write_text(with_sums(page), encoding="utf-8")
+            runs = [*kept_runs(), run_of(outcome, commit, sanitizer())]
+            lines = ",\n".join(" " + json.dumps(each) for each in runs)
+            RUNS.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+            page = PAGE.read_text(encoding="utf-8")
+            PAGE.write_text(with_sums(page, runs), encoding="utf-8")
     return outcomes
 
 
-def row(outcome: Outcome, commit: str, with_sanitizer: str) -> str:
-    """Returns the table row of one run."""
-    day = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    findings = "1" if outcome.failed else "0"
-    return (
-        f"| {day} | {outcome.target} | {outcome.executions:,} | {outcome.seconds} | `{commit}` | "
-        f"{with_sanitizer} | {findings} |\n"
-    )
+def kept_runs() -> list[dict[str, Any]]:
+    """Returns the runs so far."""
+    runs: list[dict[str, Any]] = json.loads(RUNS.read_text(encoding="utf-8"))
+    return runs
 
 
-def with_sums(page: str) -> str:
-    """Returns the page with the sums of its rows, each target in one line."""
+def run_of(outcome: Outcome, commit: str, with_sanitizer: str) -> dict[str, Any]:
+    """Returns what is kept of a run."""
+    return {
+        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
+        "target": outcome.target,
+        "executions": outcome.executions,
+        "seconds": outcome.seconds,
+        "commit": commit,
+        "sanitizer": with_sanitizer,
+        "findings": int(outcome.failed),
+    }
+
+
+def with_sums(page: str, runs: list[dict[str, Any]]) -> str:
+    """Returns the page with the sums of the runs, each target in one line."""
     executions: Counter[tuple[str, str]] = Counter()
-    for target, count, with_sanitizer in ROW.findall(page):
-        executions[target, with_sanitizer] += int(count.replace(",", ""))
+    for each in runs:
+        executions[each["target"], each["sanitizer"]] += each["executions"]
     lines = []
     for target in MAX_LEN:
         plain, address = executions[target, "none"], executions[target, "address"]

@@ -1,6 +1,6 @@
 """Compares the resources that clients need to read and count the same changes.
 
-`make bench-peers` builds the clients, runs this, and writes tables and plot to the documentation.
+`make bench-peers` builds the clients, runs this, and writes docs/performance.json and its plots.
 Every round runs each client once, one after the other, against one source, or against a server with
 documents, given by --connection-string. There are three sources: one with the write pattern of a
 node; an embedded producer; and recorded streams of such a producer replayed from memory, faster
@@ -20,13 +20,14 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from plot import plot
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from figures import record
+from plot import draw
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 STATE = ROOT / ".state"
-DOCUMENT = ROOT / "docs" / "performance.md"
-PLOT = ROOT / "docs" / "peers.svg"
 # The clients' log output, which is large.
 LOG = STATE / "log" / "peers.log"
 
@@ -319,15 +320,6 @@ def versions() -> str:
     )
 
 
-def write_document(group: str, parts: list[str]) -> None:
-    """Replaces a group's results in the documentation."""
-    begin, end = f"<!-- {group}: begin -->", f"<!-- {group}: end -->"
-    text = DOCUMENT.read_text()
-    before, rest = text.split(begin)
-    _, after = rest.split(end)
-    DOCUMENT.write_text(before + begin + "\n" + "\n".join(parts) + "\n" + end + after)
-
-
 def arguments() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -347,7 +339,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--clients", nargs="+", help="only clients whose names contain one of these"
     )
-    parser.add_argument("--no-write", action="store_true", help="do not update the documentation")
+    parser.add_argument("--no-write", action="store_true", help="print the tables instead")
     parser.add_argument("--connection-string", help="read from this server instead of a source")
     parser.add_argument("--bucket", default="default")
     parser.add_argument("--username", default="Administrator")
@@ -414,7 +406,7 @@ def measure_node(
     if chosen.no_write:
         print("\n".join([shape, "", *parts]))
         return
-    write_document("peers of a node", [shape, "", *parts[:-1]])
+    draw("peers of a node", record("peers of a node", shape, parts))
 
 
 def measure_priorities(
@@ -443,7 +435,7 @@ def measure_priorities(
     if chosen.no_write:
         print("\n".join([shape, "", *parts]))
         return
-    write_document("priorities of a node", [shape, "", *parts[:-1]])
+    record("priorities of a node", shape, parts)
 
 
 def measure_options(
@@ -469,14 +461,14 @@ def measure_options(
     if chosen.no_write:
         print("\n".join([shape, "", *parts]))
         return
-    write_document("options on a node", [shape, "", *parts[:-1]])
+    record("options on a node", shape, parts)
 
 
 def measure_embedded(
     chosen: argparse.Namespace, clients: list[Peer], of_source: int | None, of_client: int | None
 ) -> None:
     """Measures with an embedded producer on the first core and the clients on the second."""
-    parts, load, figures = [], [], {}
+    parts, load = [], []
     machine = first_line(str(chosen.program), "machine")
     for value_len in chosen.values:
         changes = changes_of(chosen, value_len)
@@ -487,7 +479,6 @@ def measure_embedded(
         load.append(f"{os.getloadavg()[0]:.1f}")
         source.end()
         medians = {name: middle(all_samples) for name, all_samples in samples.items()}
-        figures[value_len] = medians
         parts += table(f"{value_len} B", medians)
     shape = (
         f"Per million changes; medians of {chosen.rounds} rounds; keys of 19 B in {VBUCKETS} "
@@ -501,8 +492,7 @@ def measure_embedded(
     if chosen.no_write:
         print("\n".join([shape, "", *parts]))
         return
-    PLOT.write_text(plot(figures))
-    write_document("peers", [shape, "", *parts, "![Processor seconds by client](peers.svg)"])
+    draw("peers", record("peers", shape, parts))
 
 
 def measure_memory(
@@ -532,7 +522,7 @@ def measure_memory(
     if chosen.no_write:
         print("\n".join([shape, "", *parts]))
         return
-    write_document("peers from memory", [shape, "", *parts[:-1]])
+    draw("peers from memory", record("peers from memory", shape, parts))
 
 
 def check_relayed(relayed: dict, readers: int, rounds: int) -> None:

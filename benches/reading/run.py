@@ -1,6 +1,6 @@
 """Measures the reader in Python: throughput of a connection, scaling, rows, latency.
 
-`make bench-reading` runs this and writes the tables to the documentation, each group in its own
+`make bench-reading` runs this and writes docs/performance.json and its plots, each group in its own
 place, so that `ARGS="--only growth"` measures and writes only that one. Cluster and reader are
 separate processes, each pinned to a core if there are two. The cases of a group alternate: once to
 warm up, then for the requested number of rounds; a ratio is the median of the ratios by round.
@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from figures import DOCUMENT, record
 from growth_plot import Panel, Point, plot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 HERE = Path(__file__).resolve().parent
-DOCUMENT = HERE.parents[1] / "docs" / "performance.md"
 PLOTS = {group: DOCUMENT.with_name(f"{group}.svg") for group in ("growth", "long")}
 PYTHON = [sys.executable, "-W", "ignore"]
 BASE = {
@@ -247,7 +249,6 @@ def growth(largest: int, rounds: int) -> tuple[list[str], str]:
             for size, each in zip(cases, summaries, strict=True)
         ]
         panels.append(Panel(what, sorted(points)))
-    lines += [f"![Time and memory by documents, vBuckets and nodes]({PLOTS['growth'].name})", ""]
     return lines, plot(panels)
 
 
@@ -296,7 +297,6 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
             for at in (0, 1, 2, 4, 6, 9)
         ]
         panels.append(Panel(f"million changes {name}", points))
-    lines += [f"![Time and memory from the first change to the last]({PLOTS['long'].name})", ""]
     return lines, plot(panels)
 
 
@@ -433,7 +433,7 @@ def micro_batches(rounds: int) -> list[str]:
     return [*lines, ""]
 
 
-# The groups in order, each with its own markers in the documentation.
+# The groups in order, each with its own place in the documentation.
 GROUPS = (
     *("ready", "rows", "latency", "spark", "spark-node", "batches"),
     *("carried", "growth", "nodes", "long"),
@@ -475,7 +475,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--largest", type=int, default=10_000_000)
     parser.add_argument("--long", type=int, default=100_000_000, metavar="CHANGES")
     parser.add_argument("--only", choices=GROUPS, nargs="+", default=GROUPS, metavar="GROUP")
-    parser.add_argument("--no-write", action="store_true", help="do not update the documentation")
+    parser.add_argument("--no-write", action="store_true", help="print the tables instead")
     return parser.parse_args()
 
 
@@ -494,13 +494,10 @@ def main() -> None:
             f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
             f'`make bench-reading ARGS="--only {group}"`.'
         )
-        text = "\n".join([head, "", *lines])
         if chosen.no_write:
-            print(text)
+            print("\n".join([head, "", *lines]))
             continue
-        begin, end = (f"<!-- reading {group}: {edge} -->" for edge in ("begin", "end"))
-        start_text, rest = DOCUMENT.read_text().split(begin)
-        DOCUMENT.write_text(start_text + begin + "\n" + text + end + rest.split(end)[1])
+        record(f"reading {group}", head, lines)
 
 
 if __name__ == "__main__":

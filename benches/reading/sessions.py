@@ -1,11 +1,11 @@
 """Measures reads in Spark from outside: time, processor, and the memory of all processes.
 
-`make bench-spark` runs this and writes the table to the documentation. Each case is a Spark session
-of its own, which reads everything several times: *first* is the first time, when Spark starts its
-Python processes and the JVM has compiled nothing; *later* is the median of the others. Processor
-time is that of the later reads, of the driver, the JVMs and their Python processes together. Memory
-is the largest sum of their proportional shares (PSS), so that pages that processes share count
-once.
+`make bench-spark` runs this and writes its table to docs/performance.json. Each case is a Spark
+session of its own, which reads everything several times: *first* is the first time, when Spark
+starts its Python processes and the JVM has compiled nothing; *later* is the median of the others.
+Processor time is that of the later reads, of the driver, the JVMs and their Python processes
+together. Memory is the largest sum of their proportional shares (PSS), so that pages that processes
+share count once.
 
 The source writes as a node does, in a process of its own. With the jars of the Couchbase Spark
 connector in `COUCHBASE_SPARK_JARS`, separated by commas, the connector is measured as well, and all
@@ -30,7 +30,7 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from run import BASE, DOCUMENT, HERE, PYTHON, serving
+from run import BASE, HERE, PYTHON, record, serving
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -238,7 +238,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--mode", choices=("batch", "stream"), nargs="+", default=["batch", "stream"]
     )
-    parser.add_argument("--no-write", action="store_true", help="do not update the documentation")
+    parser.add_argument("--no-write", action="store_true", help="print the tables instead")
     return parser.parse_args()
 
 
@@ -262,13 +262,10 @@ def main() -> None:
         f"{sys.version.split()[0]}; {(time.monotonic() - began) / 60:.0f} minutes; "
         "`make bench-spark`."
     )
-    text = "\n".join([head, "", *lines, ""])
     if chosen.no_write:
-        print(text)
+        print("\n".join([head, "", *lines]))
         return
-    begin, end = "<!-- spark: begin -->", "<!-- spark: end -->"
-    start_text, rest = DOCUMENT.read_text().split(begin)
-    DOCUMENT.write_text(start_text + begin + "\n" + text + end + rest.split(end)[1])
+    record("spark", head, lines)
 
 
 if __name__ == "__main__":

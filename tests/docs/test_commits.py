@@ -8,7 +8,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 # The output of programs has numbers in hex that are none; rustc has a commit of its own.
-NAME = re.compile(r"(?:\bcommit |`)`?([0-9a-f]{40}|[0-9a-f]{7,12})\b")
+NAME = re.compile(r"(?:\bcommit |`|\"commit\": \")`?([0-9a-f]{40}|[0-9a-f]{7,12})\b")
 
 
 def git(folder, *arguments):
@@ -19,7 +19,8 @@ def git(folder, *arguments):
 
 def named(folder):
     """Returns each commit that a page names, with the page."""
-    for page in [*folder.glob("CHANGELOG.md"), *sorted((folder / "docs").rglob("*.md"))]:
+    files = [*(folder / "docs").rglob("*.md"), *(folder / "docs").glob("*.json")]
+    for page in [*folder.glob("CHANGELOG.md"), *sorted(files)]:
         for name in sorted(set(NAME.findall(page.read_text()))):
             yield name, str(page.relative_to(folder))
 
