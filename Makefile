@@ -110,6 +110,7 @@ site: .installed-test ## Build the documentation site into .state/site; a warnin
 site-check: site ## Check the site's internal links and anchors, offline
 	@$(PY) scripts/check_site.py --self-test
 	@$(PY) scripts/check_site.py
+	@$(PY) scripts/check_docs.py
 
 sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes the tables of docs/guides/sdks.md
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
