@@ -167,6 +167,7 @@ def test_two_files_keep_a_table_in_step_each_with_a_share(cluster, service, post
     until_written()
     events = two.reload(f"{text}'1/2'", until=["reloaded"])
     assert events["reload_refused"]["options"] == ["share of two.toml"]
+    assert events["reload_refused"]["share"] == "2/2", "lines of the log say whose they are"
     one.kill()
     write(1)
     two.until(lambda line: line.get("lag") == 0 and line["changes"] > 30)

@@ -10,6 +10,7 @@ import pytest
 
 import dcp_rs
 import replicas
+from dcp_rs.cli.replicate import Line
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
 from dcp_rs.replication.changes import Layout
@@ -138,6 +139,7 @@ def test_shares_have_each_vbucket_and_each_row_once(of):
         ({"share": "0/3"}, "share", "shares are numbered from 1/3 to 3/3"),
         ({"share": "4/3"}, "share", "shares are numbered from 1/3 to 3/3"),
         ({"share": "2 of 3"}, "share", "such as 2/5, not '2 of 3'"),
+        ({"share": "1/0"}, "share", "such as 2/5, not '1/0'"),
         ({"share": "1/9"}, "share", "9 shares are too many: the bucket has only 8 vBuckets"),
         ({"share": 2}, "share", "must be text"),
         ({"mode": "log"}, "mode", "a log is read by the newest generation of all its rows"),
@@ -175,6 +177,7 @@ def test_other_targets_are_refused_and_the_right_one_named(cluster, request, tmp
 def test_shares_together_make_the_bucket(cluster, written, replica):
     done = each(cluster, replica)
     assert [progress.share for progress in done] == list(SHARES)
+    assert Line()(done[0]).startswith("dcp-rs: share 1/3, done: generation 1, ")
     assert sum(progress.changes for progress in done) == 60
     assert replica.documents() == written.documents()
     written.upsert("key_0", {"n": "new"})

@@ -10,10 +10,10 @@ from dcp_rs import _checks
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.options import Share
 
-_TEXT = re.compile(r"([0-9]{1,5})/([0-9]{1,5})", re.ASCII)
+_TEXT = re.compile(r"([0-9]{1,5})/([1-9][0-9]{0,4})")
 # What a state of a share is saved under: the name of the table, and this. No table has such a name,
 # as no part of one is empty.
-_SUFFIX = re.compile(r"\.\.([0-9]{1,5}/[0-9]{1,5})", re.ASCII)
+_SUFFIX = re.compile(r"\.\.([0-9]{1,5}/[0-9]{1,5})$")
 SUFFIX = r"\.\.[0-9]{1,5}/[0-9]{1,5}$"
 """The same as a regular expression of SQL."""
 
@@ -110,10 +110,8 @@ class BucketShare:
 
 def split_key(key: str) -> tuple[str, str | None]:
     """Returns the table that a state is of, and the share; `None` for the whole bucket."""
-    table, found = key, _SUFFIX.search(key)
-    if found is None or found.end() != len(key):
-        return table, None
-    return key[: found.start()], found[1]
+    found = _SUFFIX.search(key)
+    return (key, None) if found is None else (key[: found.start()], found[1])
 
 
 def called(key: str) -> str:
