@@ -2,6 +2,8 @@
 
 import datetime as dt
 import json
+import threading
+import time
 
 import pyarrow as pa
 import pytest
@@ -100,6 +102,36 @@ def test_the_version_before_one_that_was_lost_is_open_again_at_once(replica):
         replicas.replicate(cluster, replica, commit_rows=1, on_progress=look)
         assert len(seen) > 6
         assert seen == [sorted(f"key_{key}" for key in range(6))] * len(seen)
+        ledger.check(replica.rows())
+
+
+def test_what_a_rollback_takes_back_before_it_is_committed_is_no_row(request, tmp_path):
+    # Which commits only once it is due, unlike a database.
+    replica = replicas.make("delta-history", request, tmp_path)
+    with EmbeddedCluster(vbuckets=1, keeps_history=True) as cluster:
+        ledger = versions.Ledger(cluster, keeps_history=True)
+        stop = threading.Event()
+
+        def follow():
+            replicas.replicate(cluster, replica, once=False, stop=stop, commit_interval=60.0)
+
+        thread = threading.Thread(target=follow)
+        ledger.upsert("a", {"n": 0})
+        replicas.replicate(cluster, replica)
+        thread.start()
+        try:
+            for n in range(1, 3):
+                seqno = ledger.upsert("a", {"n": n}).seqno
+                ledger.upsert("b", {"n": n})
+                time.sleep(0.3)
+                cluster.roll_back(0, seqno)
+                ledger.lose(0, seqno)
+                ledger.upsert("c", {"n": n})
+                time.sleep(0.3)
+        finally:
+            stop.set()
+            thread.join()
+        replicas.replicate(cluster, replica)
         ledger.check(replica.rows())
 
 
@@ -374,6 +406,28 @@ def test_what_is_known_is_left_out_and_what_was_lost_is_open_again():
     rows, changed = work_out([change("a", 7, 30)], [row("a", 5, 10, 20, 8)], {0: 6})
     assert intervals(rows) == [(7, 30, None)]
     assert (changed[0]["valid_to"], changed[0]["valid_to_seqno"]) == (at(30), 7)
+
+
+def left_of(work, changes):
+    table = pa.Table.from_pylist(changes, LAYOUT.read)
+    return [(row["op"][0], row["seqno"], row["epoch"]) for row in work(table).to_pylist()]
+
+
+def test_of_changes_before_a_rollback_those_that_it_takes_back_are_left_out():
+    def rollback(epoch, vbucket=0):
+        return change(b"", 0, 0, "rollback", epoch=epoch, vbucket=vbucket)
+
+    before = [change(b"a", 5, 0), change(b"b", 8, 0), change(b"c", 9, 0, vbucket=1)]
+    again = [change(b"a", 5, 0, epoch=1), change(b"b", 7, 0, epoch=1)]
+    changes = [*before, rollback(1), *again]
+    kept = [("m", 5, 0), ("m", 9, 0), ("r", 0, 1), ("m", 5, 1), ("m", 7, 1)]
+    assert left_of(lambda table: history.without_lost(table, {0: 6}), changes) == kept
+    assert left_of(lambda table: history.without_lost(table, {}), changes)[1] == ("m", 8, 0)
+    # Whether a change between two is on the branch of now is not known, and it comes again.
+    twice = [*changes, rollback(2), change(b"a", 5, 0, epoch=2)]
+    kept = [("m", 5, 0), ("m", 8, 0), ("m", 9, 0), ("r", 0, 2), ("m", 5, 2)]
+    assert left_of(lambda table: history.of_one_branch(table, ()), twice) == kept
+    assert left_of(lambda table: history.of_one_branch(table, {0}), twice) == kept[2:]
 
 
 @pytest.mark.parametrize(
