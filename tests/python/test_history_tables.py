@@ -277,6 +277,17 @@ def test_targets_without_histories_say_where_they_are(cluster, tmp_path):
             replicas.replicate(cluster, url, mode="history")
 
 
+def test_a_target_of_histories_has_to_find_the_newest_rows(cluster):
+    class Half:
+        modes = frozenset({"history"})
+        open = commit = close = None
+
+    with pytest.raises(
+        ConfigError, match=r"target: Half lacks newest of dcp_rs\.replication\.Hist"
+    ):
+        replicas.replicate(cluster, Half(), mode="history")
+
+
 def test_another_mode_and_other_masks_are_refused(cluster, duck):
     cluster.upsert("a", {"n": 1})
     replicas.replicate(cluster, duck)

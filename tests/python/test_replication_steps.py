@@ -25,8 +25,10 @@ _HERE = Path(__file__).parent / "steps"
 # A step of those of a run, as a share: spread evenly however many are tried.
 _GOLDEN = 0.6180339887498949
 
+_IS_LONG = "DCP_STEPS" in os.environ
 # Of all kinds, deaths take longest there: fewer are tried at a time.
-_STORED = replicas.STORED if "DCP_STEPS" in os.environ else replicas.STORED[::2]
+_STORED = replicas.STORED if _IS_LONG else replicas.STORED[::2]
+_HISTORIES = replicas.HISTORIES if _IS_LONG else []
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +211,7 @@ def check(replica, written, story):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("kind", replicas.ALL + replicas.HISTORIES + replicas.KAFKA)
+@pytest.mark.parametrize("kind", replicas.ALL + _HISTORIES + replicas.KAFKA)
 def test_the_tables_of_a_bucket_equal_it_whichever_step_their_writer_dies_at(
     bare_cluster, writer, request, tmp_path, kind
 ):
@@ -321,12 +323,18 @@ HARMLESS = {
     "postgres": [_index],
     "stored_delta": [_compact_stored],
 }
-_HISTORIES = replicas.HISTORIES + (["stored_delta-history"] if "DCP_STEPS" in os.environ else [])
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("keeps_history", [True, False], ids=["every_version", "newest_versions"])
-@pytest.mark.parametrize("kind", _HISTORIES)
+@pytest.mark.parametrize(
+    ("kind", "keeps_history"),
+    [
+        pytest.param(kind, keeps, id=f"{kind}-{'every_version' if keeps else 'newest_versions'}")
+        for kind in [*replicas.HISTORIES, "stored_delta-history"]
+        for keeps in (True, False)
+        if _IS_LONG or (kind, keeps) in {("duckdb-history", True), ("delta-history", False)}
+    ],
+)
 def test_a_history_has_each_version_once_whichever_step_its_writer_dies_at(
     writer, request, tmp_path, kind, keeps_history
 ):

@@ -113,6 +113,7 @@ _SCHEMES = {
 _STORED = ("delta", "parquet", "iceberg", "ducklake")
 _MEMBERS = ("modes", "open", "commit", "close")
 _MEMBERS_TO_GROW = ("stored", "widens")
+_MEMBERS_OF_HISTORY = (*_MEMBERS, "newest")
 _MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")
 
 
@@ -593,6 +594,8 @@ def _one(
     chosen = cast("Target", target)
     _check_members(chosen, _MEMBERS, "Target")
     settings = _checked(chosen, settings)
+    if settings.mode == "history":
+        _check_members(chosen, _MEMBERS_OF_HISTORY, "HistoryTarget")
     _check_nested(chosen, contract)
     contract = _with_columns(contract, chosen, settings.mode)
     layout = contract.layout(settings.mode)

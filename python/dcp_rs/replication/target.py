@@ -132,7 +132,8 @@ class Target(Protocol):
     method `take_share`, which is called with the share, or `None`, before `open`. State, counts
     and `Commit.removals` are then of the share's rows only.
 
-    A target whose tables have schemas of their own is a `GrowingTarget`.
+    A target whose tables have schemas of their own is a `GrowingTarget`, and one that has the mode
+    `history` is a `HistoryTarget`.
     """
 
     modes: frozenset[Mode]
