@@ -47,24 +47,23 @@ fn server_page_is_what_the_tables_say() {
     assert!(page == before, "{PAGE} is out of date: run `make server-tables`");
 }
 
-/// What each release has, and what is done without.
+/// What each release has, and what is done without: what all have as a list, the rest as a table.
 fn releases() -> String {
-    let mut table = String::from("| what is asked for | when |");
-    for release in Release::IN_USE {
-        let _ = write!(table, " {release} |");
-    }
-    table += " without it |\n|---|---|";
-    table += &"---|".repeat(Release::IN_USE.len() + 1);
-    table.push('\n');
-    for capability in Capability::ALL {
+    let (all_have, some_have): (Vec<_>, Vec<_>) =
+        Capability::ALL.iter().partition(|capability| capability.without.is_empty());
+    let named = all_have.iter().map(|Capability { by, asked, .. }| match asked.is_empty() {
+        true => by.to_string(),
+        false => format!("{by} ({asked})"),
+    });
+    let mut table = format!("Every release has: {}.\n\n", named.collect::<Vec<_>>().join(", "));
+    table += "| what is asked for | when | since | without it |\n|---|---|---|---|\n";
+    for capability in some_have {
         let Capability { by, asked, without, .. } = capability;
         let asked = if asked.is_empty() { "always" } else { asked };
-        let _ = write!(table, "| {by} | {asked} |");
-        for release in Release::IN_USE {
-            table += if capability.is_in(release) { " yes |" } else { " |" };
-        }
-        let without = if without.is_empty() { "every release has it" } else { without };
-        let _ = writeln!(table, " {without} |");
+        let mut later = Release::IN_USE.into_iter().skip_while(|&each| !capability.is_in(each));
+        let since = later.clone().next().expect("a release that has it");
+        assert!(later.all(|release| capability.is_in(release)), "{by} is not in each from {since}");
+        let _ = writeln!(table, "| {by} | {asked} | {since} | {without} |");
     }
     table
 }
@@ -127,7 +126,11 @@ fn of_class(class: StatusClass) -> impl Iterator<Item = Status> {
 fn statuses() -> String {
     let mut table = String::from("| class | it says that | statuses |\n|---|---|---|\n");
     for class in StatusClass::ALL {
-        let name = |status: Status| format!("{status} ({:#04x})", status.0);
+        // Nobody looks up by its number what dcp_rs never gets.
+        let name = |status: Status| match class {
+            StatusClass::Elsewhere => status.to_string(),
+            _ => format!("{status} ({:#04x})", status.0),
+        };
         let all: Vec<_> = of_class(class).map(name).collect();
         let all = if all.is_empty() { "any other".to_owned() } else { all.join(", ") };
         let _ = writeln!(table, "| {} | {} | {all} |", class_name(class), class_means(class));
@@ -165,12 +168,12 @@ fn reaction_means(reaction: Reaction) -> String {
         Reaction::Retry => "tries again".to_owned(),
         Reaction::RetrySlowly => "tries again, first after a second".to_owned(),
         Reaction::RetryOnceConnected(failure) => {
-            format!("`connect` fails with {}; a connected client tries again", failure_name(failure))
+            format!("{} while connecting, later tries again", failure_name(failure))
         }
         Reaction::RetryOnceGranted(failure) => {
-            format!("fails with {}; tries again if it was granted before", failure_name(failure))
+            format!("{} unless granted before", failure_name(failure))
         }
-        Reaction::Fail(failure) => format!("fails with {}", failure_name(failure)),
+        Reaction::Fail(failure) => failure_name(failure).to_owned(),
     }
 }
 
@@ -225,12 +228,24 @@ fn usual(statuses: &[(Reaction, Status)]) -> Reaction {
     most.expect("statuses")
 }
 
-/// What is done about each answer at each step.
+/// What is done about each answer at each step, but for what the page says of all of them: success is
+/// used, and what concerns the connection ends it. Steps that do the same share their rows.
 fn answers() -> String {
-    let mut table = String::from("| request | answer | dcp_rs |\n|---|---|---|\n");
+    let mut alike: Vec<(Vec<(Reaction, String)>, Vec<String>)> = Vec::new();
     for step in Step::ALL {
-        let mut name = format!(" {} ", step_name(step));
-        for (reaction, answers) in grouped(step) {
+        let mut rows = grouped(step);
+        rows.retain(|(reaction, answers)| {
+            *reaction != Reaction::Reconnect && (*reaction != Reaction::Use || answers != "success")
+        });
+        match alike.iter_mut().find(|(others, _)| *others == rows) {
+            Some((_, names)) => names.push(step_name(step)),
+            None => alike.push((rows, vec![step_name(step)])),
+        }
+    }
+    let mut table = String::from("| request | answer | dcp_rs |\n|---|---|---|\n");
+    for (rows, names) in alike {
+        let mut name = format!(" {} ", names.join("; "));
+        for (reaction, answers) in rows {
             let _ = writeln!(table, "|{name}| {answers} | {} |", reaction_means(reaction));
             " ".clone_into(&mut name);
         }
@@ -238,9 +253,9 @@ fn answers() -> String {
     table
 }
 
-/// What is done about each end of a stream.
+/// What is done about each end of a stream; reasons that lead to the same share a row.
 fn ends() -> String {
-    let mut table = String::from("| reason | dcp_rs |\n|---|---|\n");
+    let mut alike: Vec<(String, Vec<String>)> = Vec::new();
     for reason in StreamEndReason::KNOWN.iter().copied().chain([StreamEndReason(99)]) {
         let means = match AfterEnd::of(reason) {
             AfterEnd::Complete => {
@@ -263,7 +278,14 @@ fn ends() -> String {
             StreamEndReason::OK => format!("complete if the end was reached; otherwise {means}"),
             _ => means,
         };
-        let _ = writeln!(table, "| {name} | {means} |");
+        match alike.iter_mut().find(|(other, _)| *other == means) {
+            Some((_, names)) => names.push(name),
+            None => alike.push((means, vec![name])),
+        }
+    }
+    let mut table = String::from("| reason | dcp_rs |\n|---|---|\n");
+    for (means, names) in alike {
+        let _ = writeln!(table, "| {} | {means} |", names.join(", "));
     }
     table
 }
