@@ -105,6 +105,20 @@ def test_the_version_before_one_that_was_lost_is_open_again_at_once(replica):
         ledger.check(replica.rows())
 
 
+def test_what_a_vbucket_lost_that_has_nothing_left_ends_and_goes_with_its_next_change(replica):
+    with EmbeddedCluster(vbuckets=1, keeps_history=True) as cluster:
+        for n in range(2):
+            cluster.upsert("a", {"n": n})
+        replicas.replicate(cluster, replica)
+        cluster.roll_back(0, 0)
+        replicas.replicate(cluster, replica)
+        # Whether its branch was lost, or deletions were purged of all that it had, is not known.
+        assert [row["is_current"] for row in replica.rows()] == [False, False]
+        cluster.upsert("b", {"n": 3})
+        assert replicas.replicate(cluster, replica).generation == 1
+        assert [row["key"] for row in replica.rows()] == ["b"]
+
+
 def test_what_a_rollback_takes_back_before_it_is_committed_is_no_row(request, tmp_path):
     # Which commits only once it is due, unlike a database.
     replica = replicas.make("delta-history", request, tmp_path)

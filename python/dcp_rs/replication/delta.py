@@ -1,4 +1,4 @@
-"""Delta Lake: a table or a log, with an application transaction that names the state."""
+"""Delta Lake: a table, a log or a history, with an application transaction that names the state."""
 
 from __future__ import annotations
 

@@ -59,12 +59,12 @@ class LostPosition(Exception):  # noqa: N818 - not an error of a user
 
 
 class Table:
-    """A table or log, which takes changes in the order of a stream.
+    """A table, log or history, which takes changes in the order of a stream.
 
     Args:
         target: Where the rows go.
         layout: Which columns are read and kept; or the columns of the table's own schema.
-        mode: Whether it is a table or a log.
+        mode: Whether it is a table, a log or a history.
         on_error: What to do with a change that cannot be a row.
         on_drop: What becomes of the rows of a dropped collection.
         collection: The only collection of the table, if there are several tables.

@@ -120,7 +120,7 @@ class Tables(Protocol):
 
 
 class OneTable:
-    """One table or log, which takes all changes.
+    """One table, log or history, which takes all changes.
 
     Args:
         table: The table.
@@ -245,7 +245,7 @@ class OneTable:
 
 
 class TablePerCollection:
-    """A table or log for each collection.
+    """A table, log or history for each collection.
 
     Args:
         database: Where the tables are.
