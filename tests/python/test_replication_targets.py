@@ -28,7 +28,7 @@ def cluster():
         yield running
 
 
-@pytest.fixture(params=replicas.ALL + replicas.LAKES)
+@pytest.fixture(params=replicas.ALL)
 def replica(request, tmp_path):
     return replicas.make(request.param, request, tmp_path)
 
@@ -129,9 +129,7 @@ def test_a_state_that_does_not_fit_on_one_commit_in_seven_is_noticed(cluster, fi
     assert target.commits == 7
 
 
-@pytest.fixture(
-    params=[name for name in replicas.ALL + replicas.LAKES if not name.startswith(_LOCKED)]
-)
+@pytest.fixture(params=[name for name in replicas.ALL if not name.startswith(_LOCKED)])
 def unlocked(request, tmp_path):
     return replicas.make(request.param, request, tmp_path)
 
