@@ -21,6 +21,7 @@ TESTED = {
     "dlt": ("1.31", "1.31"),
     "duckdb": ("1.5.2", "2.0"),
     "duckdb-extension-ducklake": ("1.5.2", "1.5"),
+    "duckdb-extension-httpfs": ("1.5.2", "1.5"),
     "duckdb-extension-postgres-scanner": ("1.5.2", "1.5"),
     "duckdb-extension-sqlite-scanner": ("1.5.2", "1.5"),
     "obstore": ("0.8", "0.12"),

@@ -190,9 +190,14 @@ class InDuckLake(Replica):
         options = f"METADATA_SCHEMA '{schema}', DATA_PATH '{folder / 'lake'}'"
         return cls(f"postgres:{uri}", f"ducklake+{uri}&{own}", options)
 
+    @property
+    def path(self):
+        """The catalog in SQLite."""
+        return Path(self.url.partition("//")[2])
+
     def files(self):
         """Gives the files of a lake whose catalog is in SQLite."""
-        return Path(f"{self.url.partition('//')[2]}.files").rglob("*.parquet")
+        return Path(f"{self.path}.files").rglob("*.parquet")
 
     def query(self, statement):
         database = _lakes()

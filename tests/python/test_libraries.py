@@ -117,6 +117,7 @@ USES = {
     "deltalake": lambda _, folder: open_target(f"delta://{folder}/t"),
     "duckdb": lambda _, folder: open_target(f"duckdb://{folder}/t"),
     "duckdb-extension-ducklake": lambda *_: open_target("ducklake+sqlite:///lake.db"),
+    "duckdb-extension-httpfs": lambda *_: open_target("ducklake+sqlite:///l.db?data=s3://b/p"),
     "duckdb-extension-postgres-scanner": lambda *_: open_target("ducklake+postgresql://h/d"),
     "duckdb-extension-sqlite-scanner": lambda *_: open_target("ducklake+sqlite:///lake.db"),
     "obstore": lambda *_: dcp_rs.ObjectStore(None, "prefix"),

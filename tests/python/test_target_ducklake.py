@@ -227,6 +227,43 @@ def test_a_catalog_in_postgresql_that_cannot_be_opened_is_told_of(cluster, postg
     assert "canary" not in str(raised.value)
 
 
+@pytest.mark.ducklake
+def test_the_files_of_a_lake_may_be_in_s3(cluster, lake, s3_bucket):
+    written = fill(cluster)
+    url = f"{lake.url}?data=s3://{s3_bucket['bucket']}/lake"
+    options = {
+        "key_id": "test",
+        "secret": "canary-8f1c2e of storage",
+        "region": "us-east-1",
+        "endpoint": s3_bucket["endpoint"].removeprefix("http://"),
+        "url_style": "path",
+        "use_ssl": "false",
+    }
+    for wrong, told in [
+        ({"endpoint": "127.0.0.1:9"}, "cannot be used"),
+        ({"cipher": "x"}, "cannot be used: .*cipher"),
+        ({"x y": "x"}, "has parameters of a secret"),
+    ]:
+        with pytest.raises(ConfigError, match=told) as raised:
+            replicate(cluster, url, storage_options=options | wrong)
+        assert "canary" not in str(raised.value)
+    with pytest.raises(ConfigError, match="s3://none/lake cannot be used: "):
+        replicate(cluster, f"{lake.url}?data=s3://none/lake", storage_options=options)
+    assert not lake.path.exists(), "nothing was made"
+    for n in range(2):
+        written.upsert("key_1", {"again": n})
+        replicate(cluster, url, storage_options=options, commit_rows=10)
+    secret = ", ".join(f"{name} '{value}'" for name, value in options.items())
+    with duckdb.connect() as database:
+        for name in ("sqlite_scanner", "httpfs", "ducklake"):
+            database.load_extension(replicas.extension(name))
+        database.execute(f"CREATE SECRET (TYPE s3, {secret})")
+        database.execute(f"ATTACH 'ducklake:sqlite:{lake.path}' AS lake")
+        found = database.sql("FROM lake.documents").to_arrow_table().to_pylist()
+    assert replicas.as_documents(found) == written.documents()
+    assert not list(lake.files())
+
+
 @pytest.mark.parametrize(
     ("url", "told"),
     [
@@ -235,6 +272,7 @@ def test_a_catalog_in_postgresql_that_cannot_be_opened_is_told_of(cluster, postg
         ("ducklake+sqlite://", r"name the catalog, as in ducklake\+sqlite:///"),
         ("ducklake+sqlite://data/x", r"'data' is a host here"),
         ("ducklake+sqlite:///x?schema=s", r"no option schema; it takes data, table"),
+        ("ducklake+sqlite:///x?data=hdfs://h/x", "data is a folder, or begins with s3:// or gs://"),
         ("ducklake+postgresql://a:b@c@h/x", r"write @ as %40"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,7 @@ def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
     share = None if given["share"] is None else BucketShare.parse(given["share"], num_vbuckets)
     if share is not None:
         _check_share(given, target, share)
-    address = Address.parse(url)
+    address = replace(Address.parse(url), storage_options=given["storage_options"] or {})
     kinds: Mapping[str, Callable[[Address], str]] = {
         "duckdb": _duckdb,
         "ducklake": _ducklake,

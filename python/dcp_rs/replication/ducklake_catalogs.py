@@ -22,6 +22,8 @@ OPTIONS = ("data", "table")
 _EXAMPLE = "ducklake+sqlite:///folder/catalog.db?data=folder&table=name"
 # Extensions that read the catalog, by what follows the + in the URL.
 _SCANNERS = {"sqlite": "sqlite_scanner", "postgresql": "postgres_scanner"}
+# Types of DuckDB's secrets, by scheme.
+_STORAGES = {"s3": "s3", "gs": "gcs"}
 _OWN_OF_POSTGRES = "metadata_schema"
 # Milliseconds for which SQLite waits for another process.
 _BUSY = 5_000
@@ -49,13 +51,12 @@ class Lake(DatabaseFile):
                 f" ducklake+postgresql://, as in {_EXAMPLE}",
                 option="target",
             )
-        self._scanner = _SCANNERS[kind]
-        for name in (self._scanner, "ducklake"):
+        self._data = address.options.get("data", "")
+        self._secret = self._secret_of(address)
+        self._extensions = [_SCANNERS[kind], "ducklake", *(["httpfs"] if self._secret else [])]
+        for name in self._extensions:
             package = f"duckdb-extension-{name.replace('_', '-')}"
             check_version("a DuckLake target", package, "ducklake")
-        if address.storage_options:
-            raise ConfigError("is not for a DuckLake: leave it out", option="storage_options")
-        self._data = address.options.get("data", "")
         # No rows in the catalog: states would stay there for good, and the DuckLake of DuckDB 1.5.1
         # loses rows there when columns are added.
         self._parameters: dict[str, object] = {"DATA_INLINING_ROW_LIMIT": 0}
@@ -72,7 +73,26 @@ class Lake(DatabaseFile):
                 self._parameters["METADATA_SCHEMA"] = address.options[_OWN_OF_POSTGRES]
             self._catalog, self._is_file = f"postgres:{_uri_of(address)}", False
             name = f"//{address.host.rpartition('@')[2]}{address.path}"
-        self._storage = Storage(f"ducklake+{kind}:{name}", {})
+        self._storage = Storage(f"ducklake+{kind}:{name}", address.storage_options)
+
+    def _secret_of(self, address: Address) -> str:
+        """Returns what DuckDB needs to know of the storage of the files; empty for a folder."""
+        scheme, separator, _ = self._data.partition("://")
+        kind = _STORAGES.get(scheme) if separator else None
+        if separator and kind is None:
+            known = " or ".join(f"{each}://" for each in _STORAGES)
+            raise ConfigError(f"data is a folder, or begins with {known}", option="target")
+        for name in address.storage_options:
+            if kind is None or not name.isidentifier():
+                raise ConfigError(
+                    "has parameters of a secret of DuckDB, such as key_id and region, and is for a"
+                    " lake with files in object storage, as in &data=s3://bucket/path",
+                    option="storage_options",
+                )
+        given = "".join(
+            f", {key} {_literal(each)}" for key, each in address.storage_options.items()
+        )
+        return f"TYPE {kind}{given}" if kind else ""
 
     def exists(self) -> bool:
         """See `DatabaseFile.exists`."""
@@ -120,8 +140,12 @@ class Lake(DatabaseFile):
         given = ", ".join(f"{name} {_literal(value)}" for name, value in parameters.items())
         connection = quiet(self._duckdb.connect(":memory:"))
         try:
-            for name in (self._scanner, "ducklake"):
+            # DuckDB would fetch what it lacks.
+            connection.execute("SET autoinstall_known_extensions = false")
+            for name in self._extensions:
                 _load(self._duckdb, connection, name)
+            if self._secret:
+                self._reach(connection)
             target = _literal(f"ducklake:{self._catalog}")
             connection.execute(f"ATTACH {target} AS lake ({given})")
             connection.execute("USE lake")
@@ -135,6 +159,20 @@ class Lake(DatabaseFile):
                 f"the lake {self} cannot be opened: {self._storage.shown(error)}", option="target"
             ) from None
         return connection
+
+    def _reach(self, connection: Any) -> None:
+        """Looks into the storage of the files, before there is a catalog that names it.
+
+        Raises:
+            ConfigError: It cannot be used.
+        """
+        place = Storage(self._data, self._storage.options)
+        try:
+            if self._storage.options:
+                connection.execute(f"CREATE SECRET ({self._secret})")
+            connection.execute("SELECT 1 FROM glob(?) LIMIT 1", [f"{self._data}/*"])
+        except self._duckdb.Error as error:
+            raise place.refused(error) from None
 
     def __str__(self) -> str:
         return self._storage.url
