@@ -12,7 +12,7 @@ from blocks import blocks_of
 @pytest.mark.default_password
 @pytest.mark.parametrize(
     ("page", "count"),
-    [("README.md", 2), ("docs/guides/spark.md", 5), ("docs/guides/spark-tables.md", 1)],
+    [("README.md", 2), ("docs/guides/spark.md", 4), ("docs/guides/spark-tables.md", 1)],
 )
 def test_a_page_runs_with_spark(page, count, spark, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
