@@ -229,7 +229,7 @@ class Client(Bucket):
                 syntax (`"name STRING, geo STRUCT<lat: DOUBLE>"`), as a `pyarrow.Schema`, or as a
                 `dcp_rs.DocumentSchema`, which also says what to do with values that do not fit: by
                 default, they are null and noted in the column `_malformed_fields`. Missing fields
-                are null; other fields are ignored. The guide lists the types.
+                are null; other fields are ignored. The page on documents lists the types.
             drop_fields: One or more paths of fields that no column gets, such as `email` or
                 `cards[].number`: they are taken out of each document before it is decoded. A path
                 leads into every element of the arrays on its way. A name that is not of letters,
