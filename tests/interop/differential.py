@@ -77,14 +77,14 @@ def cell(scenario: Scenario, name: str, verdicts: list[Verdict]) -> str:
 def notes(scenario: Scenario, name: str, verdicts: list[Verdict]) -> list[str]:
     """What was seen, for a client that was not right."""
     if name in scenario.lacking:
-        return [f"* {scenario.name}, {name}: not tried; it {scenario.lacking[name]}."]
+        return [f"not tried; it {scenario.lacking[name]}."]
     # Without what differs from run to run, as ports and identities.
     seen = dict.fromkeys(
         f"{word}: {what.partition(' | ')[0].partition(' (uuid')[0][:160]}"
         for each in verdicts
         for word, what in each.faults.items()
     )
-    return [f"* {scenario.name}, {name}: `{text}`" for text in list(seen)[:2]]
+    return [f"`{text}`" for text in list(seen)[:2]]
 
 
 def keep(seen: Seen) -> Seen:
@@ -108,8 +108,11 @@ def write(seen: Seen) -> str:
         verdicts = {name: seen.get((scenario.name, name), []) for name in CLIENTS}
         cells = [cell(scenario, name, each) for name, each in verdicts.items()]
         lines.append(f"| {scenario.name} | {' | '.join(cells)} |")
+        seen_by: dict[str, list[str]] = {}
         for name, each in verdicts.items():
-            remarks += notes(scenario, name, each)
+            for note in notes(scenario, name, each):
+                seen_by.setdefault(note, []).append(name)
+        remarks += [f"* {scenario.name}, {', '.join(by)}: {note}" for note, by in seen_by.items()]
     return "\n".join([BEGIN, "", *lines, "", "What the programs printed:", "", *remarks, "", END])
 
 
