@@ -16,6 +16,9 @@ use dcp_wire::{Feature, Frame, MAX_BODY_LEN, Opcode, Status, StatusClass};
 
 const PAGE: &str = "docs/reference/servers.md";
 
+/// A reaction, and the answers that lead to it.
+type Row = (Reaction, String);
+
 /// A part of the page that is generated.
 type Part = (&'static str, fn() -> String);
 
@@ -126,13 +129,14 @@ fn of_class(class: StatusClass) -> impl Iterator<Item = Status> {
 fn statuses() -> String {
     let mut table = String::from("| class | it says that | statuses |\n|---|---|---|\n");
     for class in StatusClass::ALL {
-        // Nobody looks up by its number what dcp_rs never gets.
-        let name = |status: Status| match class {
-            StatusClass::Elsewhere => status.to_string(),
-            _ => format!("{status} ({:#04x})", status.0),
-        };
+        let name = |status: Status| format!("{status} ({:#04x})", status.0);
         let all: Vec<_> = of_class(class).map(name).collect();
-        let all = if all.is_empty() { "any other".to_owned() } else { all.join(", ") };
+        let all = match class {
+            // Nobody looks up what dcp_rs never gets.
+            StatusClass::Elsewhere => format!("the {} others that servers have", all.len()),
+            StatusClass::Unknown => "any other".to_owned(),
+            _ => all.join(", "),
+        };
         let _ = writeln!(table, "| {} | {} | {all} |", class_name(class), class_means(class));
     }
     table
@@ -189,7 +193,7 @@ fn step_name(step: Step) -> String {
 
 /// The answers to which there is one reaction: classes, and statuses that differ from their class.
 /// Those that share the reaction to an unknown status come last, and are not listed.
-fn grouped(step: Step) -> Vec<(Reaction, String)> {
+fn grouped(step: Step) -> Vec<Row> {
     let to_unknown = Reaction::to(step, Status(0x5555));
     let mut groups: Vec<(Reaction, Vec<String>)> = Vec::new();
     for class in StatusClass::ALL {
@@ -231,7 +235,7 @@ fn usual(statuses: &[(Reaction, Status)]) -> Reaction {
 /// What is done about each answer at each step, but for what the page says of all of them: success is
 /// used, and what concerns the connection ends it. Steps that do the same share their rows.
 fn answers() -> String {
-    let mut alike: Vec<(Vec<(Reaction, String)>, Vec<String>)> = Vec::new();
+    let mut alike: Vec<(Vec<Row>, Vec<String>)> = Vec::new();
     for step in Step::ALL {
         let mut rows = grouped(step);
         rows.retain(|(reaction, answers)| {
