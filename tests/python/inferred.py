@@ -40,7 +40,7 @@ def _holds(cell, value):
     if cell is None:
         return False
     if isinstance(value, bool) or isinstance(cell, bool):
-        return cell is value or cell == json.dumps(value)
+        return cell is value or (isinstance(value, bool) and cell == json.dumps(value))
     if isinstance(cell, str):
         return cell == value or _parsed(cell) == value
     if isinstance(cell, float):

@@ -272,6 +272,21 @@ def test_a_version_that_was_rejected_is_so_again_and_is_a_gap(cluster, duck):
     assert rows_of(duck, "a")[1] == second
 
 
+def test_a_reject_is_settled_once_by_several_changes_of_its_document(cluster, replica):
+    key = b"session_\xff"
+    cluster.upsert(key, {"n": 0})
+    replicas.replicate(cluster, replica)
+    for n in range(1, 4):
+        cluster.upsert(key, {"n": n})
+    replicas.replicate(cluster, replica)
+    assert replica.rejects() == {("_default._default", key): b'{"n":3}'}
+    cluster.upsert(key, {"n": 4})
+    cluster.remove(key)
+    replicas.replicate(cluster, replica)
+    assert replica.rejects() == {}
+    assert list(replica.rows()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -457,7 +457,7 @@ class Table:
         are_first = self._first.hold(changes)
         ends = history.Ends(changes, keeps_dropped=self._keeps_dropped)
         documents = history.documents(changes)
-        settled, others = documents.select(IDENTITY), documents.slice(0, 0)
+        settled, others = history.identities(documents), documents.slice(0, 0)
         if self._layout.has_text_keys:
             documents, others = reducing.with_text_keys(documents)
             key = documents["key"].cast(pa.string())
