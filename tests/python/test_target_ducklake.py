@@ -272,7 +272,8 @@ def test_the_files_of_a_lake_may_be_in_s3(cluster, lake, s3_bucket):
         ("ducklake+sqlite://", r"name the catalog, as in ducklake\+sqlite:///"),
         ("ducklake+sqlite://data/x", r"'data' is a host here"),
         ("ducklake+sqlite:///x?schema=s", r"no option schema; it takes data, table"),
-        ("ducklake+sqlite:///x?data=hdfs://h/x", "data is a folder, or begins with s3:// or gs://"),
+        ("ducklake+sqlite:///x?data=hdfs://h/x", "data is the .*, or begins with s3:// or gs://"),
+        ("ducklake+sqlite:///x?data=lake", "data is the absolute path of a folder"),
         ("ducklake+postgresql://a:b@c@h/x", r"write @ as %40"),
     ],
 )

@@ -60,7 +60,7 @@ class DuckLakeTarget(DuckDBTarget):
 
     @classmethod
     def at(cls, address: Address) -> DuckLakeTarget:
-        """Creates the target for `ducklake+sqlite:///catalog.db?data=folder&table=name`.
+        """Creates the target for `ducklake+sqlite:///catalog.db?data=/folder&table=name`.
 
         The table is `documents` by default.
 
@@ -168,7 +168,7 @@ class DuckLakeDatabase(DuckDBDatabase):
 
     @classmethod
     def at(cls, address: Address) -> DuckLakeDatabase:
-        """Creates the database for `ducklake+sqlite:///catalog.db?data=folder`.
+        """Creates the database for `ducklake+sqlite:///catalog.db?data=/folder`.
 
         Raises:
             ConfigError: The URL names no catalog, or has an option that there is not.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 OPTIONS = ("data", "table")
 """Options of a URL that are not those of a PostgreSQL connection."""
 
-_EXAMPLE = "ducklake+sqlite:///folder/catalog.db?data=folder&table=name"
+_EXAMPLE = "ducklake+sqlite:///folder/catalog.db?data=/folder&table=name"
 # Extensions that read the catalog, by what follows the + in the URL.
 _SCANNERS = {"sqlite": "sqlite_scanner", "postgresql": "postgres_scanner"}
 # Types of DuckDB's secrets, by scheme.
@@ -57,8 +57,7 @@ class Lake(DatabaseFile):
         for name in self._extensions:
             package = f"duckdb-extension-{name.replace('_', '-')}"
             check_version("a DuckLake target", package, "ducklake")
-        # No rows in the catalog: states would stay there for good, and the DuckLake of DuckDB 1.5.1
-        # loses rows there when columns are added.
+        # No rows in the catalog: states would stay there for good.
         self._parameters: dict[str, object] = {"DATA_INLINING_ROW_LIMIT": 0}
         if kind == "sqlite":
             address.allow(*OPTIONS)
@@ -79,9 +78,11 @@ class Lake(DatabaseFile):
         """Returns what DuckDB needs to know of the storage of the files; empty for a folder."""
         scheme, separator, _ = self._data.partition("://")
         kind = _STORAGES.get(scheme) if separator else None
-        if separator and kind is None:
+        if self._data and kind is None and (separator or not Path(self._data).is_absolute()):
             known = " or ".join(f"{each}://" for each in _STORAGES)
-            raise ConfigError(f"data is a folder, or begins with {known}", option="target")
+            raise ConfigError(
+                f"data is the absolute path of a folder, or begins with {known}", option="target"
+            )
         for name in address.storage_options:
             if kind is None or not name.isidentifier():
                 raise ConfigError(
