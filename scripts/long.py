@@ -33,7 +33,7 @@ LOWEST = ROOT / ".state" / "lowest-venv" / "bin" / "python"
 LAKES = ("ducklake", "ducklake_postgres")
 OF_TARGETS = (
     "replication", "replication_targets", "replication_values", "many_tables", "marked_deletes",
-    "inferred_schemas", "verify", "target_ducklake",
+    "inferred_schemas", "verify", "history_tables", "target_ducklake",
 )  # fmt: skip
 
 
