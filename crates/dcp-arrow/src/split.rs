@@ -10,38 +10,52 @@ use arrow_select::interleave::interleave_record_batch;
 
 use crate::Column;
 
-/// Splits the rows of batches by the ID of their collection, in the order of their first rows; those
-/// without one are under `None`. Each part has its rows in order, in one batch, so that its columns
-/// are worked on as a whole however many collections there are. Batches that are all of one
-/// collection stay as they are.
+/// The rows of a collection.
+#[derive(Debug, Clone)]
+pub struct Part {
+    /// ID of the collection; `None` for rows that have none.
+    pub collection_id: Option<i64>,
+    /// The rows, in order.
+    pub batches: Vec<RecordBatch>,
+}
+
+/// Splits the rows of batches by the ID of their collection, in the order of their first rows.
+///
+/// A part is one batch, so that its columns are worked on as a whole however many collections there
+/// are. Batches that are all of one collection stay as they are.
 ///
 /// # Errors
 /// [`ArrowError`] if a batch has no column `collection_id`, or a part cannot be made.
-pub fn by_collection(
-    batches: &[&RecordBatch],
-) -> Result<Vec<(Option<i64>, Vec<RecordBatch>)>, ArrowError> {
+pub fn by_collection(batches: &[&RecordBatch]) -> Result<Vec<Part>, ArrowError> {
     let mut places: HashMap<Option<i64>, usize> = HashMap::new();
-    let mut parts: Vec<(Option<i64>, Vec<(usize, usize)>)> = Vec::new();
+    let mut ids: Vec<Option<i64>> = Vec::new();
+    // Where the rows of each are: a batch, and a row of it.
+    let mut rows: Vec<Vec<(usize, usize)>> = Vec::new();
     for (number, batch) in batches.iter().enumerate() {
         let mut last = None;
         for (row, id) in ids_of(batch)?.iter().enumerate() {
             let place = match last {
                 Some((of, place)) if of == id => place,
                 _ => *places.entry(id).or_insert_with(|| {
-                    parts.push((id, Vec::new()));
-                    parts.len() - 1
+                    ids.push(id);
+                    rows.push(Vec::new());
+                    rows.len() - 1
                 }),
             };
             last = Some((id, place));
-            parts[place].1.push((number, row));
+            rows[place].push((number, row));
         }
     }
-    if let [(id, _)] = parts.as_slice() {
-        return Ok(vec![(*id, batches.iter().map(|batch| (*batch).clone()).collect())]);
+    if let [id] = ids.as_slice() {
+        let batches = batches.iter().map(|batch| (*batch).clone()).collect();
+        return Ok(vec![Part { collection_id: *id, batches }]);
     }
-    parts
-        .into_iter()
-        .map(|(id, rows)| Ok((id, vec![interleave_record_batch(batches, &rows)?])))
+    ids.into_iter()
+        .zip(rows)
+        .map(|(collection_id, rows)| {
+            let batches = vec![interleave_record_batch(batches, &rows)?];
+            Ok(Part { collection_id, batches })
+        })
         .collect()
 }
 
@@ -89,16 +103,16 @@ mod tests {
             let batches: Vec<&RecordBatch> = batches.iter().collect();
             let parts = by_collection(&batches).unwrap();
             let mut seen = Vec::new();
-            for (id, part) in &parts {
-                let rows = rows(part);
+            for part in &parts {
+                let rows = rows(&part.batches);
                 prop_assert!(!rows.is_empty() && rows.is_sorted());
-                prop_assert!(rows.iter().all(|row| ids[*row] == *id));
-                prop_assert!(part.len() == 1 || parts.len() == 1);
+                prop_assert!(rows.iter().all(|row| ids[*row] == part.collection_id));
+                prop_assert!(part.batches.len() == 1 || parts.len() == 1);
                 seen.push(rows[0]);
             }
             prop_assert!(seen.is_sorted());
-            let count: usize = parts.iter().flat_map(|(_, part)| part).map(RecordBatch::num_rows).sum();
-            prop_assert_eq!(count, ids.len());
+            let parts = parts.iter().flat_map(|part| &part.batches);
+            prop_assert_eq!(parts.map(RecordBatch::num_rows).sum::<usize>(), ids.len());
         }
     }
 
@@ -107,9 +121,9 @@ mod tests {
         let (one, other) = (batch(&[Some(8), Some(8)]), batch(&[Some(8)]));
         let parts = by_collection(&[&one, &other]).unwrap();
         assert_eq!(parts.len(), 1);
-        assert_eq!(parts[0].0, Some(8));
-        assert!(Arc::ptr_eq(parts[0].1[0].column(0), one.column(0)));
-        assert!(Arc::ptr_eq(parts[0].1[1].column(0), other.column(0)));
+        assert_eq!(parts[0].collection_id, Some(8));
+        assert!(Arc::ptr_eq(parts[0].batches[0].column(0), one.column(0)));
+        assert!(Arc::ptr_eq(parts[0].batches[1].column(0), other.column(0)));
     }
 
     #[test]

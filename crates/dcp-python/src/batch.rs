@@ -121,9 +121,9 @@ pub(crate) fn by_collection<'py>(
     let parts = py.detach(|| dcp_arrow::by_collection(&batches.iter().collect::<Vec<_>>()));
     let parts = parts.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
     let found = PyDict::new(py);
-    for (id, rows) in parts {
-        let rows: Vec<ArrowBatch> = rows.into_iter().map(ArrowBatch).collect();
-        found.set_item(id, rows)?;
+    for part in parts {
+        let rows: Vec<ArrowBatch> = part.batches.into_iter().map(ArrowBatch).collect();
+        found.set_item(part.collection_id, rows)?;
     }
     Ok(found)
 }
