@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
 from dcp_rs.replication import check_mode, open_database, open_target, template_of
-from dcp_rs.replication.ducklake_catalogs import Lake
 from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.target import Address
 
@@ -94,6 +93,9 @@ def _duckdb(address: Address) -> str:
 
 
 def _ducklake(address: Address) -> str:
+    # Which imports PyArrow.
+    from dcp_rs.replication.ducklake_catalogs import Lake
+
     lake = Lake(address)
     if not lake.exists():
         return _created(Path(address.path)) if address.storage == "sqlite" else f"{lake} is new"
