@@ -95,10 +95,11 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     assert get("/livez")[0] == 200
     until(lambda: get("/livez")[0] == 503)
     assert get("/livez")[1].startswith("a commit has been running for 2 s: look for locks")
-    # What comes meanwhile is seen too: nothing of this waits for the commit.
-    for n in range(40):
+    # What comes meanwhile is seen too: nothing of this waits for the commit. No more than the
+    # batches that are read ahead, as each may be one.
+    for n in range(3):
         cluster.upsert(f"key_{n}", {})
-    until(lambda: values(get("/metrics")[1])["dcp_rs_records_total",] > before + 40)
+    until(lambda: values(get("/metrics")[1])["dcp_rs_records_total",] > before + 3)
     found, series = status(), values(get("/metrics")[1])
     assert found["last_commit"]["running_seconds"] > 2
     assert found["live"] is False
@@ -118,7 +119,7 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     assert series["dcp_rs_commit_age_seconds",] > 2
     target.go_on.set()
     until(lambda: get("/livez")[0] == 200)
-    until(lambda: (status()["changes"], status()["lag_seconds"]) == (42, 0))
+    until(lambda: (status()["changes"], status()["lag_seconds"]) == (5, 0))
 
 
 def test_metrics_go_on_as_streams_are_opened_again(cluster, tmp_path, following, get):
