@@ -224,7 +224,7 @@ class Soak:
         keep(self.figures[-1] | {"pss_mib": self.observer.memory[-1] >> 20, "writes": self.writes})
         time.sleep(CALM)
 
-    def settle(self):
+    def settle(self, *, goes_on=True):
         """Stops writing until the tables are in step, and compares them."""
         self._pause.set()
         self._is_paused.wait()
@@ -239,10 +239,11 @@ class Soak:
         self.until(is_quiet)
         # What nodes have is told by them with some delay.
         self.until(lambda: self.replica.documents() == self.written.documents(), 30)
-        self._pause.clear()
+        if goes_on:
+            self._pause.clear()
 
     def end(self):
-        self.settle()
+        self.settle(goes_on=False)
         self._over.set()
         self._thread.join()
         self.observer.close()
