@@ -122,6 +122,22 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(cluster, tmp_path, mode
     assert replica.documents() == written.documents()
 
 
+def test_what_was_read_again_is_not_after_an_outage(cluster, tmp_path):
+    for n in range(20):
+        cluster.upsert(f"key_{n}", {})
+    url = replicas.InDuckDB(tmp_path).url
+    replicas.replicate(cluster, url)
+    target = Failing(url)
+    running = Running(cluster, target, reload=range(16))
+    running.has(20)
+    target.before = ConnectionResetError(errno.ECONNRESET, "connection reset")
+    cluster.upsert("another", {})
+    until(lambda: target.failed)
+    target.before = None
+    running.has(21)
+    running.end()
+
+
 def test_a_target_that_stays_away_ends_it_after_the_time(cluster, tmp_path):
     cluster.upsert("first", {})
     target = Failing(replicas.InDuckDB(tmp_path).url)

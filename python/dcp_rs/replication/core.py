@@ -181,6 +181,8 @@ class Replication:
 
     def _open_tables(self) -> None:
         """Opens the tables, also again: each goes on from the state that it has in the target."""
+        if self._phase == "following":
+            self._tables.forget_reload()
         with self._health.waiting():
             opened = self._tables.groups(self._client, self._new_buffer)
         before, self._groups = self._groups, opened

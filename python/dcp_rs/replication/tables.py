@@ -15,6 +15,7 @@ from dcp_rs.replication.controls import check_adds
 from dcp_rs.replication.group import Group
 from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.outage import is_unavailable
+from dcp_rs.replication.reload import Reload
 from dcp_rs.replication.sampling import sample
 
 if TYPE_CHECKING:
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.group import Buffer
     from dcp_rs.replication.names import TableNames
-    from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import OwnSchema
     from dcp_rs.replication.table import Step, Table
     from dcp_rs.replication.target import Database, Target
@@ -111,6 +111,9 @@ class Tables(Protocol):
 
     def by_name(self, groups: Iterable[Group]) -> dict[str, Table]:
         """Returns the tables by their names, if there are several."""
+
+    def forget_reload(self) -> None:
+        """Forgets what was to be read again, since it has been."""
 
     def is_unavailable(self, error: Exception) -> bool:
         """Whether an error says that the target cannot be written to now."""
@@ -234,6 +237,10 @@ class OneTable:
     def by_name(self, _groups: Iterable[Group]) -> dict[str, Table]:
         """See `Tables`."""
         return {}
+
+    def forget_reload(self) -> None:
+        """See `Tables`."""
+        self._reload = Reload()
 
     def is_unavailable(self, error: Exception) -> bool:
         """See `Tables`."""
@@ -603,6 +610,10 @@ class TablePerCollection:
             for group in groups
             for name, table in group.tables.items()
         }
+
+    def forget_reload(self) -> None:
+        """See `Tables`."""
+        self._reload = Reload()
 
     def is_unavailable(self, error: Exception) -> bool:
         """See `Tables`."""
