@@ -3,6 +3,8 @@
 import contextlib
 import os
 import subprocess
+import tempfile
+from pathlib import Path
 
 
 class Disk:
@@ -26,6 +28,12 @@ class Disk:
 
     def close(self):
         subprocess.run(["umount", "-l", str(self.folder)], check=True)
+
+
+def can_mount():
+    """Whether a file system can be mounted, as an administrator of the machine can."""
+    with tempfile.TemporaryDirectory() as folder, mounted(Path(folder), 1 << 20) as disk:
+        return disk is not None
 
 
 @contextlib.contextmanager
