@@ -1,6 +1,10 @@
 """DuckLakes: read while they are written, changed by others, and opened by mistake."""
 
+import contextlib
+from urllib.parse import quote
+
 import duckdb
+import psycopg
 import pytest
 
 import dcp_rs
@@ -8,7 +12,11 @@ import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import ducklake_catalogs, open_database, open_target
 from dcp_rs.replication.ducklake import DuckLakeTarget
+from dcp_rs.replication.target import Address
+from postgres_server import PostgresServer
 from replicas import replicate
+
+PASSWORD = "canary-8f1c2e of+the@catalog"
 
 # Reads a lake until it has as many rows as it is told; says how many at each version that it sees.
 _READING = """
@@ -225,6 +233,54 @@ def test_a_catalog_in_postgresql_that_cannot_be_opened_is_told_of(cluster, postg
     with pytest.raises(ConfigError, match=r"cannot be opened: .*Connection refused") as raised:
         replicate(cluster, "ducklake+postgresql://me:canary-8f1c2e@127.0.0.1:9/db?data=/x")
     assert "canary" not in str(raised.value)
+
+
+def test_no_error_shows_the_password_of_the_catalog(cluster, tmp_path):
+    fill(cluster)
+    with contextlib.closing(PostgresServer()) as server:
+        uri = f"postgresql:///postgres?{server.options}"
+        with psycopg.connect(uri, autocommit=True) as database:
+            database.execute(f"CREATE ROLE etl SUPERUSER LOGIN PASSWORD '{PASSWORD}'")
+            rules = "local all postgres trust\nlocal all etl scram-sha-256\n"
+            (server.folder / "data" / "pg_hba.conf").write_text(rules)
+            database.execute("SELECT pg_reload_conf()")
+        address = f"host={server.folder}&user=etl&password={quote(PASSWORD)}&data={tmp_path}/data"
+        url = f"ducklake+postgresql:///postgres?{address}"
+
+        stopped = []
+
+        def stop(progress):
+            if progress.commits and not stopped:
+                stopped.append(server.stop())
+                cluster.upsert("late", {})
+
+        with cluster.connect() as client:
+            for _ in ("while it runs", "at a start"):
+                with pytest.raises(Exception, match="Unable to connect to Postgres") as told:
+                    dcp_rs.replicate(client, url, on_progress=stop)
+                assert "No such file or directory" in str(told.value)
+                assert PASSWORD not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "conninfo"),
+    [
+        ("//u@h/d", "user='u' host='h' dbname='d' connect_timeout='10'"),
+        ("//u:p%40+@h:1,[::1]:2/d", "user='u' host='h,::1' port='1,2' dbname='d'"),
+        ("///d?host=%2Ftmp&data=/x&password=p%40%2B", "host='/tmp' dbname='d'"),
+        (r"//u%27\\@h/d?connect_timeout=3", r"user='u\'\\\\' host='h' dbname='d'"),
+    ],
+)
+def test_a_catalogs_password_is_told_apart(url, conninfo):
+    found, password = ducklake_catalogs._conninfo_of(Address.parse(f"ducklake+postgresql:{url}"))
+    assert found.startswith(conninfo)
+    assert password == ("p@+" if "p%40" in url else "")
+
+
+def test_a_passphrase_in_a_url_is_refused(cluster):
+    url = "ducklake+postgresql://u@h/d?sslpassword=x&data=/x"
+    with cluster.connect() as client, pytest.raises(ConfigError, match="leave out sslpassword"):
+        dcp_rs.replicate(client, url, once=True)
 
 
 @pytest.mark.ducklake

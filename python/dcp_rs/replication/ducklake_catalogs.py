@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from dcp_rs._libraries import check_version, require
 from dcp_rs.exceptions import ConfigError
@@ -29,6 +31,8 @@ _OWN_OF_POSTGRES = "metadata_schema"
 _BUSY = 5_000
 _CONNECT_SECONDS = 10
 _MISSING = "does not exist - and creating"
+# A host, which may be an address in brackets, and a port.
+_PLACE = re.compile(r"(\[[^\]]*\]|[^:]*)(?::([0-9]*))?")
 
 
 class Lake(DatabaseFile):
@@ -51,7 +55,7 @@ class Lake(DatabaseFile):
                 f" ducklake+postgresql://, as in {_EXAMPLE}",
                 option="target",
             )
-        self._data = address.options.get("data", "")
+        self._data, self._password = address.options.get("data", ""), ""
         self._secret = self._secret_of(address)
         self._extensions = [_SCANNERS[kind], "ducklake", *(["httpfs"] if self._secret else [])]
         for name in self._extensions:
@@ -70,7 +74,8 @@ class Lake(DatabaseFile):
             check_host(address)
             if _OWN_OF_POSTGRES in address.options:
                 self._parameters["METADATA_SCHEMA"] = address.options[_OWN_OF_POSTGRES]
-            self._catalog, self._is_file = f"postgres:{_uri_of(address)}", False
+            conninfo, self._password = _conninfo_of(address)
+            self._catalog, self._is_file = f"postgres:{conninfo}", False
             name = f"//{address.host.rpartition('@')[2]}{address.path}"
         self._storage = Storage(f"ducklake+{kind}:{name}", address.storage_options)
 
@@ -147,6 +152,9 @@ class Lake(DatabaseFile):
                 _load(self._duckdb, connection, name)
             if self._secret:
                 self._reach(connection)
+            if self._password:
+                secret = _literal(self._password)
+                connection.execute(f"CREATE SECRET (TYPE postgres, PASSWORD {secret})")
             target = _literal(f"ducklake:{self._catalog}")
             connection.execute(f"ATTACH {target} AS lake ({given})")
             connection.execute("USE lake")
@@ -156,8 +164,11 @@ class Lake(DatabaseFile):
                 raise
             if not may_create and _MISSING in str(error):
                 return None
+            # It is there twice, and what is wrong comes last.
+            text = str(error).replace(self._catalog.partition(":")[2], str(self))
+            told = self._storage.shown(self._duckdb.Error(text))
             raise ConfigError(
-                f"the lake {self} cannot be opened: {self._storage.shown(error)}", option="target"
+                f"the lake {self} cannot be opened: {told}", option="target"
             ) from None
         return connection
 
@@ -179,14 +190,38 @@ class Lake(DatabaseFile):
         return self._storage.url
 
 
-def _uri_of(address: Address) -> str:
-    """Returns the URI of a PostgreSQL database, with libpq's options alone."""
-    own = {*OPTIONS, _OWN_OF_POSTGRES}
-    base, _, query = address.url.partition("?")
-    kept = [each for each in query.split("&") if each and each.partition("=")[0] not in own]
-    if "connect_timeout" not in address.options:
-        kept.append(f"connect_timeout={_CONNECT_SECONDS}")
-    return f"{base.partition('+')[2]}?{'&'.join(kept)}"
+def _conninfo_of(address: Address) -> tuple[str, str]:
+    """Returns a connection string of libpq without the password, and the password.
+
+    DuckDB shows the string in its errors, also long after it was opened.
+
+    Raises:
+        ConfigError: The URL has another secret.
+    """
+    user, _, places = address.host.rpartition("@")
+    name, _, password = user.partition(":")
+    found = [_PLACE.fullmatch(each) for each in places.split(",")]
+    given = {
+        "user": unquote(name),
+        "host": ",".join(unquote(each[1].strip("[]")) for each in found if each),
+        "port": ",".join(each[2] or "" for each in found if each).strip(","),
+        "dbname": address.path.removeprefix("/"),
+        "password": unquote(password),
+        "connect_timeout": str(_CONNECT_SECONDS),
+    }
+    for each in filter(None, address.url.partition("?")[2].split("&")):
+        key, _, value = each.partition("=")
+        given[unquote(key)] = unquote(value)
+    for each in (*OPTIONS, _OWN_OF_POSTGRES):
+        given.pop(each, None)
+    if "sslpassword" in given:
+        raise ConfigError(
+            "leave out sslpassword, which errors of DuckDB would show: use a key without one",
+            option="target",
+        )
+    secret = given.pop("password")
+    quoted = {key: re.sub(r"([\\'])", r"\\\1", value) for key, value in given.items() if value}
+    return " ".join(f"{key}='{value}'" for key, value in quoted.items()), secret
 
 
 def _load(duckdb: Any, connection: Any, name: str) -> None:
