@@ -93,27 +93,9 @@ def expire(table):
     assert len(table.refresh().metadata.snapshots) == 1
 
 
-class Collected:
-    """A target that only collects its commits."""
-
-    modes, takes_rejects = frozenset({"log"}), True
-
-    def __init__(self):
-        self.commits = []
-
-    def open(self, schema, _):
-        self.schema = schema
-
-    def commit(self, commit):
-        self.commits.append(commit)
-
-    def close(self):
-        pass
-
-
 def collect():
     """Gives the commits of a replication, all of which have a reject."""
-    found = Collected()
+    found = replicas.Collected(takes_rejects=True)
     with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster:
         fill(replicas.Written(cluster))
         replicate(cluster, found, commit_rows=16)

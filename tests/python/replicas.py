@@ -54,8 +54,8 @@ class Collected:
 
     modes = frozenset({"table", "log"})
 
-    def __init__(self):
-        self.commits = []
+    def __init__(self, *, takes_rejects=False):
+        self.commits, self.takes_rejects = [], takes_rejects
 
     def open(self, schema, _):
         self.schema = schema

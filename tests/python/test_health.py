@@ -14,11 +14,11 @@ import urllib.request
 
 import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
-from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConfigError
+from exposition import values
 from lag import until
 
 ANYWHERE = "127.0.0.1:0"
@@ -64,16 +64,6 @@ def lag_of(cluster, url, *options):
 @pytest.fixture
 def status(get):
     return lambda: json.loads(get("/status")[1] or "{}")
-
-
-def values(page, parse=prometheus):
-    """Gives the value of each series by its name and its own labels."""
-    found = {}
-    for family in parse(page):
-        for sample in family.samples:
-            own = [v for k, v in sample.labels.items() if k not in {"bucket", "stream"}]
-            found[sample.name, *own] = sample.value
-    return found
 
 
 def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):

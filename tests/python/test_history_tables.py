@@ -302,7 +302,7 @@ def test_what_a_history_is_not_is_refused(cluster, duck, options, message):
 
 def test_targets_without_histories_say_where_they_are(cluster, tmp_path):
     for url in (f"parquet://{tmp_path}/log", f"iceberg://{tmp_path}/lake"):
-        with pytest.raises(ConfigError, match="only duckdb, postgresql and delta have histories"):
+        with pytest.raises(ConfigError, match="ducklake, postgresql and delta have histories"):
             replicas.replicate(cluster, url, mode="history")
 
 

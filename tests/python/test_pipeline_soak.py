@@ -20,10 +20,10 @@ from pathlib import Path
 
 import psycopg
 import pytest
-from prometheus_client.parser import text_string_to_metric_families as prometheus
 
 import dcp_rs
 import replicas
+from exposition import values
 from pipelines import PASSWORD, Service
 from postgres_server import PostgresServer
 from small_disk import mounted
@@ -40,16 +40,6 @@ CHANGES_PER_SECOND = 200
 DISK = 64 << 20
 # By which memory may grow after an eighth of the time.
 GROWTH = 24 << 20
-
-
-def values(page):
-    """Gives the value of each series by its name and its own labels."""
-    found = {}
-    for family in prometheus(page):
-        for sample in family.samples:
-            own = [v for k, v in sample.labels.items() if k not in {"bucket", "stream"}]
-            found[sample.name, *own] = sample.value
-    return found
 
 
 def keep(figures):

@@ -76,7 +76,7 @@ def test_a_table_of_0_2_0_goes_on_and_loses_the_property(cluster, written, log, 
     target.open(given.schema, "log")
     # As it wrote them.
     tables.fill(written)
-    found = tables.Collected()
+    found = replicas.Collected(takes_rejects=True)
     tables.replicate(cluster, found)
     target.close()
     table = log.table()

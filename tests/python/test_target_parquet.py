@@ -71,28 +71,10 @@ def rejected(folder):
     return rows
 
 
-class Collected:
-    """A target that only collects its commits."""
-
-    modes, takes_rejects = frozenset({"log"}), True
-
-    def __init__(self):
-        self.commits = []
-
-    def open(self, schema, _):
-        self.schema = schema
-
-    def commit(self, commit):
-        self.commits.append(commit)
-
-    def close(self):
-        pass
-
-
 @pytest.fixture(scope="module")
 def given():
     """The commits of a replication, all of which have a reject."""
-    found = Collected()
+    found = replicas.Collected(takes_rejects=True)
     with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster:
         fill(replicas.Written(cluster))
         replicate(cluster, found)

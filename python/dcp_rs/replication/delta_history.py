@@ -27,8 +27,6 @@ _WAS, _IS_CHANGE = "_dcp_rs_was_generation", "_dcp_rs_is_change"
 _SAME = " AND ".join(
     [f"t.{name} = s.{name}" for name in (*IDENTITY, "seqno")] + [f"t.generation = s.{_WAS}"]
 )
-
-
 _NO_SEQNO = "arrow_cast(NULL, 'Int64')"
 
 

@@ -38,7 +38,10 @@ _LOOK_FOR = "look for locks, a full disk or a long transaction in the target"
 # What happens to vBuckets that is logged, by the kind of its event.
 _TOLD = {
     "moved": (logging.INFO, "are on another node: streams go on there"),
-    "rolled_back": (logging.WARNING, "were rolled back: what the server no longer has is removed"),
+    "rolled_back": (
+        logging.WARNING,
+        "were rolled back: the server has lost changes that were read",
+    ),
 }
 # Figures of streams that add up, also over those that are closed.
 _TOTALS = ("batches", "rows", "malformed", "partly_malformed", "reconnects")

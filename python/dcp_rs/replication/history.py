@@ -187,6 +187,9 @@ class Ends:
             if is_end or (kind == "BeginCollection" and "flush_uid" in event):
                 collection = int(event["collection_id"], 16)
                 self._seqnos[collection][row["vbucket"]].append(row["seqno"])
+        for by_vbucket in self._seqnos.values():
+            for seqnos in by_vbucket.values():
+                seqnos.sort()
 
     def conditions(self, generation: int, unread: set[int]) -> list[str]:
         """Returns the conditions that select the rows of documents that are gone.
@@ -199,7 +202,7 @@ class Ends:
         found = []
         for collection, by_vbucket in self._seqnos.items():
             last = {
-                vbucket: max(seqnos)
+                vbucket: seqnos[-1]
                 for vbucket, seqnos in by_vbucket.items()
                 if vbucket not in unread
             }
@@ -230,7 +233,7 @@ class Ends:
         else:
             chosen = (collection,)
         for each in chosen:
-            seqnos = sorted(self._seqnos.get(each, {}).get(vbucket, ()))
+            seqnos = self._seqnos.get(each, {}).get(vbucket, [])
             place = bisect_right(seqnos, seqno)
             if place < len(seqnos) and (until is None or seqnos[place] < until):
                 return True

@@ -35,8 +35,8 @@ VALID_FROM, VALID_TO, IS_CURRENT, ENDED_BY = VALIDITY = (
 """Columns of a history that say when a version was the document, and the seqno that ended it."""
 
 NO_HISTORY: dict[Mode, str] = {
-    "history": "only duckdb, postgresql and delta have histories: choose one of them, or write"
-    " a log"
+    "history": "only duckdb, ducklake, postgresql and delta have histories: choose one of them, or"
+    " write a log"
 }
 """Why a target has no histories, as its `why_not`."""
 
