@@ -235,6 +235,7 @@ def test_a_catalog_in_postgresql_that_cannot_be_opened_is_told_of(cluster, postg
     assert "canary" not in str(raised.value)
 
 
+@pytest.mark.ducklake
 def test_no_error_shows_the_password_of_the_catalog(cluster, tmp_path):
     fill(cluster)
     with contextlib.closing(PostgresServer()) as server:
