@@ -261,13 +261,15 @@ class Layout:
             is_json = pc.or_(is_event, pc.fill_null(pc.equal(columns["datatype"], "json"), False))
             value = columns["value"]
             kept = is_json if self.keeps_text else is_event
-            columns["value"] = pc.if_else(kept, value, pa.scalar(None, pa.string()))
-            if self.keeps_text and value.null_count < len(value):
-                # Text that is not JSON. Bytes that are not text are already included.
-                columns[MALFORMED] = pc.coalesce(
-                    columns[MALFORMED],
-                    pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
-                )
+            # Copying every document costs as much as writing it.
+            if not pc.all(pc.or_(kept, value.is_null())).as_py():
+                columns["value"] = pc.if_else(kept, value, pa.scalar(None, pa.string()))
+                if self.keeps_text:
+                    # Text that is not JSON. Bytes that are not text are already included.
+                    columns[MALFORMED] = pc.coalesce(
+                        columns[MALFORMED],
+                        pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
+                    )
         columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         columns["key"] = columns["key"].cast(self.schema.field("key").type)
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
