@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
-from dcp_rs.replication import check_mode, open_database, open_target, template_of
+from dcp_rs.replication import open_database, open_target
+from dcp_rs.replication.assembling import check_mode
+from dcp_rs.replication.opening import template_of
 from dcp_rs.replication.sharing import BucketShare, check_options, take_share
 from dcp_rs.replication.target import Address
 

@@ -19,24 +19,27 @@ library of a target when the target is created.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import replace
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BackfillOrder, Masks, Priority
+from dcp_rs.replication.assembling import contract_of, one_table, table_per_collection
 from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
+from dcp_rs.replication.opening import (
+    extra_of,
+    open_database,
+    open_target,
+    opened,
+    template_of,
+)
 from dcp_rs.replication.progress import Progress, TableProgress
-from dcp_rs.replication.sharing import BucketShare, check_options, take_share
+from dcp_rs.replication.sharing import BucketShare, check_options
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
-    VALIDITY,
-    Address,
     Commit,
     Database,
     Endings,
@@ -47,21 +50,16 @@ from dcp_rs.replication.target import (
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
     from dcp_rs.documents import DocumentSchema
-    from dcp_rs.replication.changes import Layout
-    from dcp_rs.replication.core import Settings
     from dcp_rs.replication.health import Health
     from dcp_rs.replication.listening import Listening
-    from dcp_rs.replication.reload import Reload
-    from dcp_rs.replication.schemas import Contract, NewFields, OwnSchema, TypeConflicts
+    from dcp_rs.replication.schemas import NewFields, TypeConflicts
     from dcp_rs.replication.state import Nested
-    from dcp_rs.replication.table import Table
-    from dcp_rs.replication.tables import OneTable, TablePerCollection, Tables
-    from dcp_rs.replication.target import OnError
+    from dcp_rs.replication.tables import Tables
 
 __all__ = [
     "Commit",
@@ -84,140 +82,6 @@ __all__ = [
     "replicate",
     "verify",
 ]
-
-
-class _Scheme(NamedTuple):
-    """What writes to the URLs of a scheme.
-
-    Attributes:
-        target: Module and class for one table.
-        database: Module and class for several tables.
-        extra: The extra that brings the library.
-    """
-
-    target: str
-    database: str
-    extra: str
-
-
-_SCHEMES = {
-    "delta": _Scheme("delta.DeltaTarget", "delta.DeltaDatabase", "delta"),
-    "duckdb": _Scheme("duckdb.DuckDBTarget", "duckdb_database.DuckDBDatabase", "duckdb"),
-    "ducklake": _Scheme("ducklake.DuckLakeTarget", "ducklake.DuckLakeDatabase", "ducklake"),
-    "iceberg": _Scheme("iceberg.IcebergTarget", "iceberg.IcebergDatabase", "iceberg"),
-    "kafka": _Scheme("kafka.KafkaTarget", "kafka.KafkaDatabase", "kafka"),
-    "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
-    "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
-}
-# Those whose tables can be in object storage or behind a catalog.
-_STORED = ("delta", "parquet", "iceberg", "ducklake")
-_MEMBERS = ("modes", "open", "commit", "close")
-_MEMBERS_TO_GROW = ("stored", "widens")
-_MEMBERS_OF_HISTORY = (*_MEMBERS, "newest")
-_MEMBERS_OF_DATABASE = (*_MEMBERS, "target", "fold", "drop")
-
-
-def open_target(url: str, storage_options: Mapping[str, str] | None = None) -> Target:
-    """Creates the target for a URL.
-
-    Args:
-        url: `duckdb:///path?table=name`, also with `&value_format=variant`,
-            `postgresql://user@host/database?table=name`,
-            `ducklake+sqlite:///catalog.db?data=/folder&table=name`, also with `postgresql`;
-            `delta:///folder`; for logs only `parquet:///folder` and
-            `iceberg:///folder?table=namespace.name`; `kafka://broker:9092?topic=name`. In object
-            storage, `delta+s3://bucket/path` and `parquet+s3://bucket/path`, also with `gs`, `az`
-            and `abfss`.
-        storage_options: As for `replicate`.
-
-    Raises:
-        ConfigError: The URL does not name a target, or the target's library is too old.
-        ImportError: The target's library is not installed; the text names the extra to install.
-    """
-    address, scheme = _parse(url, storage_options)
-    if "{" in address.options.get("table", ""):
-        raise ConfigError(
-            "the table of the URL is one table, whose name has no braces: name those of several"
-            " collections by a template",
-            option="target",
-        )
-    target: Target = _class(scheme.target).at(address)
-    return target
-
-
-def open_database(url: str, storage_options: Mapping[str, str] | None = None) -> Database:
-    """Creates the place of several tables for a URL.
-
-    Args:
-        url: As for `open_target`, without `table`; for Delta, Iceberg and Parquet, the folder of
-            the tables.
-        storage_options: As for `replicate`.
-
-    Raises:
-        ConfigError: The URL does not name a place for several tables, or the library is too old.
-        ImportError: The target's library is not installed; the text names the extra to install.
-    """
-    address, scheme = _parse(url, storage_options)
-    if "table" in address.options:
-        raise ConfigError(
-            "names one table, and the tables of several collections are named by a template:"
-            " leave out table",
-            option="target",
-        )
-    database: Database = _class(scheme.database).at(address)
-    return database
-
-
-def _parse(url: str, storage_options: Mapping[str, str] | None) -> tuple[Address, _Scheme]:
-    """Returns the parts of a target's URL, and what writes to it."""
-    _checks.text("target", url)
-    address = replace(Address.parse(url), storage_options=_strings(storage_options))
-    if address.scheme not in _SCHEMES:
-        raise ConfigError(
-            f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}",
-            option="target",
-        )
-    if "value_format" in address.options and address.scheme not in {"duckdb", "kafka"}:
-        raise ConfigError(
-            "value_format is an option of duckdb only, because dcp_rs cannot write a "
-            f"VARIANT to {address.scheme}: leave it out, and the column value has the JSON",
-            option="target",
-        )
-    scheme = _SCHEMES[address.scheme]
-    if address.storage and address.scheme not in _STORED:
-        raise ConfigError(
-            f"{address.scheme} has no tables in {address.storage}: only"
-            f" {', '.join(_STORED)} have a + in their URLs",
-            option="target",
-        )
-    if address.storage_options and not (address.storage or address.is_catalog):
-        raise ConfigError(
-            "is for object storage and catalogs, such as delta+s3://bucket/path: leave it out",
-            option="storage_options",
-        )
-    require_pyarrow("a target", scheme.extra)
-    return address, scheme
-
-
-def _strings(options: object) -> dict[str, str]:
-    """Returns options of a storage, whose values are never shown."""
-    if options is None:
-        return {}
-    if not isinstance(options, Mapping):
-        raise ConfigError("must be a mapping of names to text", option="storage_options")
-    for name, value in options.items():
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise ConfigError(
-                f"must have text for each name, and {str(name)!r} has a"
-                f" {type(value).__name__}: write it as text",
-                option="storage_options",
-            )
-    return dict(options)
-
-
-def _class(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(f"{__name__}.{module}"), name)
 
 
 @_keywords.checked
@@ -360,7 +224,7 @@ def replicate(
         DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
     """
-    require_pyarrow("replicate", _extra_of(target))
+    require_pyarrow("replicate", extra_of(target))
     from dcp_rs.replication.controls import check_commits
     from dcp_rs.replication.core import Replication, Settings
     from dcp_rs.replication.health import Health, Watch
@@ -416,7 +280,7 @@ def replicate(
             option="reload",
         )
     _checks.integer("sample", sample, 1, 1_000_000)
-    contract = _contract(
+    contract = contract_of(
         Contract(),
         {
             "document_schema": document_schema,
@@ -433,16 +297,18 @@ def replicate(
     written: Tables
     tables = template_of(target, tables) or tables
     if tables is None:
-        written = _one(
-            _opened(target, storage_options, open_target, part),
+        written = one_table(
+            opened(target, storage_options, open_target, part),
             settings,
             contract,
             sample=sample,
             reload=again,
         )
     else:
-        place = _opened(target, storage_options, open_database, part)
-        written = _each(place, tables, settings, contract, sample=sample, reload=again)
+        place = opened(target, storage_options, open_database, part)
+        written = table_per_collection(
+            place, tables, settings, contract, sample=sample, reload=again
+        )
     health = Health(client.bucket_name, client.options.name, hung_after)
     try:
         with Watch(health), nullcontext() if listen is None else _listening(listen, health):
@@ -491,7 +357,7 @@ def verify(
         DcpError: The bucket could not be read.
         ImportError: PyArrow or the target's library is not installed.
     """
-    require_pyarrow("verify", _extra_of(target))
+    require_pyarrow("verify", extra_of(target))
     from dcp_rs.replication import comparing
 
     _checks.instance("client", client, Client, "a Client")
@@ -506,234 +372,3 @@ def verify(
         None if vbuckets is None else _checks.vbuckets(vbuckets),
         examples,
     )
-
-
-_WORDS = {
-    "key_type": ("string", "binary"),
-    "deletes": ("remove", "mark"),
-    "new_fields": ("evolve", "ignore", "reject"),
-    "type_conflicts": ("evolve", "null", "reject"),
-    "extra": ("drop", "column"),
-    "nested": ("json", "struct", "columns"),
-}
-
-
-def _contract(base: Contract, given: Mapping[str, Any], mode: str) -> Contract:
-    """Returns a contract with options in place of some of another's."""
-    for name, words in _WORDS.items():
-        if given.get(name) is not None:
-            _checks.word(name, given[name], words)
-    if given.get("deletes") == "mark" and mode == "log":
-        raise ConfigError("a log has a row for each deletion: leave it out", option="deletes")
-    if given.get("deletes") == "mark" and mode == "history":
-        raise ConfigError(
-            "the last version of a removed document stays in a history, with the time at which it"
-            " ended: leave it out",
-            option="deletes",
-        )
-    return replace(base, **given)
-
-
-def template_of(target: object, tables: object) -> str | None:
-    """Returns the template of the topics that a URL names; `None` if it has none."""
-    if not isinstance(target, str) or not target.startswith("kafka:"):
-        return None
-    topic = Address.parse(target).options.get("topic", "")
-    if "{" not in topic:
-        return None
-    if tables is not None:
-        raise ConfigError(
-            "the topic of the target is a template already: leave out one of them", option="tables"
-        )
-    return topic
-
-
-def _with_columns(contract: Contract, target: Target | Database, mode: str) -> Contract:
-    """Returns a contract for rows with the columns that a target needs."""
-    is_marked = mode == "table" and getattr(target, "marks_deletes", False)
-    deletes = "mark" if is_marked else contract.deletes
-    more = tuple(getattr(target, "columns", ()))
-    if mode == "history":
-        return replace(contract, more=(*more, "history"), reserved=VALIDITY)
-    return replace(contract, deletes=deletes, more=more)
-
-
-def _opened(
-    target: Any,
-    storage_options: Mapping[str, str] | None,
-    opening: Callable[[str, Mapping[str, str] | None], Any],
-    share: BucketShare | None,
-) -> Any:
-    """Returns the target of a URL, or one that is opened already, for a share."""
-    if isinstance(target, str):
-        target = opening(target, storage_options)
-    elif storage_options is not None:
-        raise ConfigError(
-            "is for the URL of a target: give it to open_target", option="storage_options"
-        )
-    take_share(target, share)
-    return target
-
-
-def _one(
-    target: Target | Database,
-    settings: Settings,
-    contract: Contract,
-    *,
-    sample: int,
-    reload: Reload,
-) -> OneTable:
-    """Returns a target that is one table, which takes all changes."""
-    from dcp_rs.replication.tables import OneTable
-
-    if settings.share is not None:
-        contract.check_shared()
-
-    if settings.on_drop != "empty":
-        raise ConfigError("applies to a table for each collection: set tables", option="on_drop")
-    chosen = cast("Target", target)
-    _check_members(chosen, _MEMBERS, "Target")
-    settings = _checked(chosen, settings)
-    if settings.mode == "history":
-        _check_members(chosen, _MEMBERS_OF_HISTORY, "HistoryTarget")
-    _check_nested(chosen, contract)
-    contract = _with_columns(contract, chosen, settings.mode)
-    layout = contract.layout(settings.mode)
-    columns = _columns(contract, settings, chosen) if contract.is_own else layout
-    table = _table(settings, columns, chosen, None)
-    return OneTable(table, chosen, layout, settings.collections, samples=sample, reload=reload)
-
-
-def _each(
-    target: Target | Database,
-    tables: object,
-    settings: Settings,
-    contract: Contract,
-    *,
-    sample: int,
-    reload: Reload,
-) -> TablePerCollection:
-    """Returns a target that has a table for each collection."""
-    from dcp_rs.replication.names import TableNames
-    from dcp_rs.replication.tables import TablePerCollection
-
-    names = TableNames.of(tables)
-    chosen = cast("Database", target)
-    _check_members(chosen, _MEMBERS_OF_DATABASE, "Database")
-    settings = _checked(chosen, settings)
-    by_pattern: dict[str, tuple[Contract, Settings]] = {}
-    for pattern in names.templates:
-        given = dict(names.options.get(pattern, {}))
-        if "on_error" in given:
-            _checks.word("on_error", given["on_error"], ("reject", "fail"))
-        own = _checked(chosen, replace(settings, on_error=given.pop("on_error", settings.on_error)))
-        of_pattern = _contract(contract, given, settings.mode)
-        by_pattern[pattern] = _with_columns(of_pattern, chosen, settings.mode), own
-        _check_nested(chosen, by_pattern[pattern][0])
-        if settings.share is not None:
-            of_pattern.check_shared()
-    contracts = [each for each, _ in by_pattern.values()]
-    # The stream decodes documents if it can decode all of them alike.
-    first = contracts[0]
-    is_shared = not any(
-        each.is_own or each.document_schema is not first.document_schema for each in contracts
-    )
-    shared = [each.layout(settings.mode) for each in contracts]
-    layout = shared[0] if is_shared else first.text_layout(settings.mode)
-
-    def make(target: Target, collection: str) -> Table:
-        pattern = names.pattern(collection)
-        if pattern is None:
-            raise AssertionError(f"{collection} has a table")
-        own, of_table = by_pattern[pattern]
-        if is_shared:
-            return _table(of_table, own.layout(settings.mode), target, collection)
-        return _table(of_table, _columns(own, of_table, target), target, collection)
-
-    return TablePerCollection(
-        chosen, names, make, layout, settings.collections, samples=sample, reload=reload
-    )
-
-
-def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchema:
-    """Returns the columns of a table that has a schema of its own."""
-    from dcp_rs.replication.schemas import OwnSchema
-
-    missing = [name for name in _MEMBERS_TO_GROW if not hasattr(target, name)]
-    if contract.is_own and missing:
-        raise ConfigError(
-            f"{type(target).__name__} lacks {', '.join(missing)} of"
-            " dcp_rs.replication.GrowingTarget, which tables need that decide or change their"
-            " columns",
-            option="target",
-        )
-    return OwnSchema(contract, settings.mode, getattr(target, "widens", lambda _old, _new: False))
-
-
-def check_mode(target: Target | Database, mode: object) -> None:
-    """Checks that a target has a mode.
-
-    Raises:
-        ConfigError: It has not.
-    """
-    if mode not in list(target.modes):
-        found = getattr(target, "why_not", {})
-        why = next((why for each, why in found.items() if each == mode), None)
-        raise ConfigError(
-            f"must be {' or '.join(sorted(target.modes))} for this target, not {mode!r}"
-            f"{f', since {why}' if why else ''}",
-            option="mode",
-        )
-
-
-def _checked(target: Target | Database, settings: Settings) -> Settings:
-    """Returns the settings for a target, which it can have."""
-    check_mode(target, settings.mode)
-    takes_rejects = getattr(target, "takes_rejects", False)
-    if settings.on_error == "reject" and not takes_rejects:
-        raise ConfigError(
-            "this target has no place for rejects (takes_rejects): leave it out", option="on_error"
-        )
-    on_error: OnError = settings.on_error or ("reject" if takes_rejects else "fail")
-    return replace(settings, on_error=on_error)
-
-
-def _check_nested(target: Target | Database, contract: Contract) -> None:
-    """Checks that a target has structs if objects are to be such, before one is seen."""
-    if contract.nested == "struct" and not getattr(target, "takes_structs", True):
-        raise ConfigError(
-            "this target has no type for a struct: choose json or columns", option="nested"
-        )
-
-
-def _table(
-    settings: Settings, layout: Layout | OwnSchema, target: Target, collection: str | None
-) -> Table:
-    from dcp_rs.replication.table import Table
-
-    return Table(
-        target,
-        layout,
-        settings.mode,
-        on_error=settings.on_error or "fail",
-        on_drop=settings.on_drop,
-        collection=collection,
-        share=settings.share,
-    )
-
-
-def _check_members(target: object, members: tuple[str, ...], protocol: str) -> None:
-    missing = [name for name in members if not hasattr(target, name)]
-    if len(missing) == len(members):
-        raise _checks.wrong_type("target", target, f"a URL or a {protocol}")
-    if missing:
-        raise ConfigError(
-            f"{type(target).__name__} lacks {', '.join(missing)} of dcp_rs.replication.{protocol}",
-            option="target",
-        )
-
-
-def _extra_of(target: object) -> str:
-    """Returns the extra that brings what a target needs."""
-    scheme = target.partition(":")[0].partition("+")[0] if isinstance(target, str) else ""
-    return _SCHEMES[scheme].extra if scheme in _SCHEMES else "arrow"
