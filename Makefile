@@ -193,7 +193,7 @@ lock: $(STATE)/build-venv.stamp ## Update the pinned Python packages in requirem
 bench: .rust ## Run the benchmarks; adds their ratios to docs/trend.json
 	@"$$(scripts/require.sh python)" benches/trend.py
 
-bench-short: .rust ## Run the benchmarks in short mode
+bench-short: .benches ## Run the benchmarks in short mode
 	@$(CARGO) bench -p dcp-benches --locked --quiet -- --short
 
 bench-gate: .rust ## Compare the hot path's instruction counts with the baseline
@@ -275,6 +275,9 @@ $(STATE)/kafka.stamp: tests/kafka/pom.xml
 	@mvn -q -B -f tests/kafka/pom.xml dependency:copy-dependencies \
 		-DoutputDirectory=$(abspath $(STATE))/kafka
 	@touch $@
+
+.benches: .rust
+	@$(CARGO) bench -p dcp-benches --no-run --locked --quiet
 
 .stunnel:
 	@scripts/require.sh stunnel
@@ -358,4 +361,4 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp
 
 .PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .java .postgres .kafka .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2
