@@ -32,12 +32,12 @@ from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
-from dcp_rs.replication.lag import Lag, Place, aged
+from dcp_rs.replication.lag import Lag
 from dcp_rs.replication.names import is_pattern
 from dcp_rs.replication.outage import Outage
-from dcp_rs.replication.progress import Meter, Phase, Progress
+from dcp_rs.replication.reports import Reports
 from dcp_rs.replication.table import LostPosition
-from dcp_rs.replication.waiting import Limits, due, earlier
+from dcp_rs.replication.waiting import Limits, due
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.options import BackfillOrder, Priority
     from dcp_rs.replication.health import Health
+    from dcp_rs.replication.progress import Progress
     from dcp_rs.replication.reader import Read
     from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import Mode
@@ -57,9 +58,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dcp_rs.replication")
 
-# Seconds between checks whether to stop, and between reports while nothing is committed.
+# Seconds between checks whether to stop.
 _TICK = 0.1
-_REPORT = 1.0
 # Seconds between looks for collections that no stream would notice.
 _LOOK = 5.0
 # Seconds after which the position of a table without changes is committed; of more tables than
@@ -76,8 +76,6 @@ _PATIENCE = 10
 _REST = 9
 # Tables in a commit, of which all are in memory, in a transaction if the target has one for them.
 _TOGETHER = 100
-# What a replication is doing, if its streams do different things.
-_BY_WEIGHT: tuple[Phase, ...] = ("loading", "rereading", "catching up", "following", "done")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +120,8 @@ class Replication:
         self._settings = settings
         self._groups: list[Group] = []
         self._news = threading.Event()
-        self._meter = Meter(time.monotonic())
-        self._phase: Phase = "loading"
-        self._lag = Lag(None, {}, {}, {})
+        self._reports = Reports(tables, health, settings.share, settings.on_progress)
         health.look = lambda: Lag.of(list(self._groups))
-        self._reported = self._watched = 0.0
         self._looked = time.monotonic()
         # Until when what is not due is not committed.
         self._rests_until = 0.0
@@ -134,10 +129,6 @@ class Replication:
         # Whether to ask for every version, until a server says that it keeps none.
         self._has_history = True
         self._outage: Outage | None = None
-        self._last: Progress | None = None
-        # Changes that were not committed when a commit began.
-        self._uncommitted = 0
-        self._error_of_caller: Exception | None = None
         # After which what was read and not committed is lost, until the tables are opened again.
         self._commit_error: Exception | None = None
 
@@ -170,18 +161,19 @@ class Replication:
             has_moved = [self._step(group) for group in list(self._groups)]
             if all(group.phase == "complete" for group in self._groups):
                 break
-            self._watch()
+            self._reports.watch(self._groups)
+            self._look(time.monotonic())
             if not any(has_moved):
                 self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
         for group in self._groups:
             self._commit_all(group, is_due=True)
         if self._settings.once and not stop.is_set():
-            self._phase = "done"
-        return self._report()
+            self._reports.phase = "done"
+        return self._reports.report(self._groups)
 
     def _open_tables(self) -> None:
         """Opens the tables, also again: each goes on from the state that it has in the target."""
-        if self._phase == "following":
+        if self._reports.phase == "following":
             self._tables.forget_reload()
         with self._health.waiting():
             opened = self._tables.groups(self._client, self._new_buffer)
@@ -197,7 +189,7 @@ class Replication:
             Whether it is.
         """
         stop, timeout = self._settings.stop, self._settings.target_retry_timeout
-        if error is self._error_of_caller or not self._tables.is_unavailable(error):
+        if error is self._reports.error_of_caller or not self._tables.is_unavailable(error):
             return False
         if self._outage is None:
             self._outage = Outage(self._health, timeout)
@@ -208,9 +200,7 @@ class Replication:
         with suppress(Exception):
             self._tables.close()
         while not stop.is_set() and time.monotonic() < again:
-            if time.monotonic() - self._reported >= _REPORT:
-                self._look_at_lag()
-                self._report_outage()
+            self._reports.watch_outage(self._groups)
             stop.wait(_TICK)
         return not stop.is_set()
 
@@ -312,7 +302,7 @@ class Replication:
             return
         self._health.streams.opened(stream)
         group.read(stream, self._news)
-        self._note_phase()
+        self._reports.note_phase(self._groups)
 
     def _stream(
         self,
@@ -423,7 +413,7 @@ class Replication:
 
     def _take(self, group: Group, read: Read) -> None:
         if read.batch is None:
-            self._look_at_lag()
+            self._reports.look_at_lag(self._groups)
             group.buffer.checkpoint = read.checkpoint
             self._end(group)
             return
@@ -546,7 +536,7 @@ class Replication:
         if read is None:
             return
         changes, group.position = read
-        meter = self._meter
+        meter = self._reports.meter
         meter.bytes += sum(part.nbytes for part in changes.values())
         meter.rollbacks += len(reducing.rolled_back(changes[None]))
         for table, part in self._tables.route(changes, group, self._groups):
@@ -563,11 +553,8 @@ class Replication:
     ) -> None:
         """Commits what tables of a group have, and the positions of those that are due."""
         begun = time.monotonic()
-        self._uncommitted = sum(each.uncommitted for each in self._groups)
-        if begun - self._watched >= _REPORT / 2:
-            # A commit may take long, and the age of what comes now counts from now.
-            self._look_at_lag()
-        self._settle()
+        meter = self._reports.meter
+        self._reports.begin_commit(self._groups)
         due_ones = set(is_due)
         lost: dict[str | None, Table] = {}
         for first in range(0, len(tables), _TOGETHER):
@@ -592,10 +579,10 @@ class Replication:
                     steps.append((table, step))
             if steps:
                 self._apply(steps)
-                self._meter.commits += 1
-                self._meter.committed_at = time.monotonic()
-            self._meter.changes += sum(step.changes for _, step in steps)
-        if self._outage is not None and (is_caught_up or self._meter.committed_at >= begun):
+                meter.commits += 1
+                meter.committed_at = time.monotonic()
+            meter.changes += sum(step.changes for _, step in steps)
+        if self._outage is not None and (is_caught_up or meter.committed_at >= begun):
             self._outage.over()
             self._outage = None
         group.note_waiting()
@@ -603,7 +590,7 @@ class Replication:
         self._rests_until = now + _REST * (now - begun)
         if lost:
             self._part(lost)
-        self._report()
+        self._reports.report(self._groups)
 
     def _apply(self, steps: list[tuple[Table, Step]]) -> None:
         with self._health.committing():
@@ -611,116 +598,4 @@ class Replication:
                 self._tables.commit(steps)
             except Exception as error:
                 self._commit_error = error
-                raise
-
-    # ----- reporting -----
-
-    def _note_phase(self) -> None:
-        phases = {self._phase_of(group) for group in self._groups if group.phase == "reading"}
-        self._phase = next((each for each in _BY_WEIGHT if each in phases), self._phase)
-
-    def _phase_of(self, group: Group) -> Phase:
-        if not group.until_now:
-            return "following"
-        states = [table.known for table in group.tables.values()]
-        if any(state.is_loading for state in states):
-            return "loading"
-        return "rereading" if any(state.rereading for state in states) else "catching up"
-
-    @property
-    def _is_cut_off(self) -> bool:
-        return self._lag.is_disconnected and self._phase != "done"
-
-    def _watch(self) -> None:
-        now = time.monotonic()
-        # Commits report as well, and may be more frequent.
-        is_awaited = self._lag.total is None and not self._lag.is_disconnected
-        if now - self._watched >= (_TICK if is_awaited else _REPORT):
-            self._look_at_lag()
-        if now - self._reported >= _REPORT:
-            self._report()
-        self._look(now)
-
-    def _look_at_lag(self) -> None:
-        self._watched = time.monotonic()
-        self._lag = Lag.of(self._groups)
-        self._health.note_events()
-        self._health.observed.note(self._lag)
-
-    def _settle(self) -> None:
-        """Notes which positions the tables have reached."""
-        names = {table: name for name, table in self._tables.by_name(self._groups).items()}
-        places: list[Place] = []
-        unrouted: int | None = None
-        for group in self._groups:
-            has_all = not group.uncommitted
-            unrouted = earlier(unrouted, group.buffer.written)
-            # Those that were committed together have the same position.
-            at: dict[int, Place] = {}
-            for table in group.tables.values():
-                place = Place(group.number, {}, table.reached, has_all)
-                place = at.setdefault(id(table.reached), place)
-                place.tables[names.get(table)] = table.waiting.written
-            places += at.values()
-        self._health.observed.settle(places, unrouted)
-
-    def _report(self) -> Progress:
-        now = time.monotonic()
-        self._reported = now
-        meter = self._meter
-        tables = [table for group in self._groups for table in group.tables.values()]
-        states = [table.state for table in tables if table.state is not None]
-        by_name = self._tables.by_name(self._groups)
-        self._settle()
-        progress = Progress(
-            phase="disconnected" if self._is_cut_off else self._phase,
-            generation=max((state.generation for state in states), default=0),
-            changes=meter.changes,
-            commits=meter.commits,
-            bytes=meter.bytes,
-            rollbacks=meter.rollbacks,
-            malformed=sum(table.malformed for table in tables),
-            rejected=sum(table.rejected for table in tables),
-            lag=self._lag.total,
-            lag_by_vbucket=self._lag.by_vbucket,
-            uncommitted=sum(group.uncommitted for group in self._groups),
-            elapsed=now - meter.begun,
-            changes_per_second=meter.rate_at(now),
-            seconds_since_commit=now - meter.committed_at,
-            tables={name: table.progress() for name, table in by_name.items()},
-            share=None if self._settings.share is None else str(self._settings.share),
-        )
-        progress = aged(progress, self._health.observed.ages())
-        self._tell(progress)
-        return progress
-
-    def _report_outage(self) -> None:
-        """Reports while the target is unavailable, where the tables are as they were before."""
-        before, now = self._last, time.monotonic()
-        if before is None:
-            # Nothing is known of the tables yet.
-            before = self._report()
-        self._reported = now
-        # What was read again up to what the bucket had then is not followed.
-        is_followed = bool(self._groups) and not any(each.until_now for each in self._groups)
-        progress = replace(
-            before,
-            phase="target unavailable",
-            lag=self._lag.total if is_followed else None,
-            lag_by_vbucket=self._lag.by_vbucket if is_followed else {},
-            uncommitted=self._uncommitted,
-            elapsed=now - self._meter.begun,
-            changes_per_second=self._meter.rate_at(now),
-            seconds_since_commit=now - self._meter.committed_at,
-        )
-        self._tell(aged(progress, self._health.observed.ages()))
-
-    def _tell(self, progress: Progress) -> None:
-        self._last = progress
-        self._health.report(progress)
-        if self._settings.on_progress is not None:
-            try:
-                self._settings.on_progress(progress)
-            except Exception as error:
-                self._error_of_caller = error
                 raise

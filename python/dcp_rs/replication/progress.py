@@ -116,8 +116,6 @@ class Meter:
     commits: int = 0
     bytes: int = 0
     rollbacks: int = 0
-    malformed: int = 0
-    rejected: int = 0
     rate: float = 0.0
     committed_at: float = 0.0
     _marked_at: float = 0.0
