@@ -116,6 +116,9 @@ sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes th
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/interop/test_go_sdk.py -k guide_names
 
+option-tables: .installed-test ## Write the tables of docs/reference/options.md from the code
+	@$(PY) scripts/option_tables.py
+
 server-tables: .rust ## Write the tables of docs/reference/servers.md from those in the code
 	@DCP_SERVER_TABLES=1 $(CARGO) test -p dcp-consumer --test integration --locked --quiet server_page
 

@@ -197,9 +197,9 @@ class Client(Bucket):
             default: Where to start if the store has no position for any of the stream's vBuckets:
                 `earliest`, or `latest`, which is saved in the store before the first batch, so that
                 a restart does not start later.
-            until: `None` never ends. `"now"` ends with the changes that the bucket has now. A
-                mapping of vBucket to seqno ends there, and streams only the vBuckets that it names.
-                Both read to the end of the snapshot that contains the last seqno.
+            until: `None` never ends; `"now"` ends with the changes that the bucket has now, and a
+                mapping of vBucket to seqno there. A mapping streams only the vBuckets that it
+                names. Both read to the end of the snapshot that contains the last seqno.
             vbuckets: vBuckets to stream, or the `dcp_rs.Share` of one of several members; by
                 default, all.
             collections: One or more collections to stream, as `scope.collection`, or as
@@ -241,20 +241,21 @@ class Client(Bucket):
                 element of an array instead of the array. A null stays.
             hash_key: Secret of these hashes, which are HMAC-SHA-256 then. Without it, whoever can
                 guess a value can find it.
-            include: One or more of these, none of which is delivered otherwise. `xattrs`: `basic`
-                and `full` have the column `xattrs`. `history`: every version of a document that the
-                server still has, instead of only the newest one in each snapshot, in collections
-                that keep their change history (Couchbase Server 7.2 or later, Magma buckets);
-                `basic` and `full` have the column `history`. You can turn it on or off at a
-                checkpoint; it applies to later changes. `system_events`: rows for changes of
-                collections and scopes, and a row `caught_up` for each vBucket once it has delivered
-                everything that it had when the stream was opened. `system_documents`: documents of
-                the scope `_system`, which `collections` can also name, and records of distributed
-                transactions (keys that begin with `_txn:`).
-            persisted_only: Off by default, unlike `persistedOnly` in Spark, because a stream's
-                checkpoint finds its way back if a failover takes changes back. Whether to deliver a
-                change only once every present copy of its vBucket has it on disk, so that no
-                failover to one of them takes it back. Unpersisted changes count towards the
+            include: One or more of `xattrs`, `history`, `system_events`, `system_documents`, none
+                of which is delivered otherwise. `xattrs`: `basic` and `full` have the column
+                `xattrs`. `history`: every version of a document that the server still has, instead
+                of only the newest one in each snapshot, in collections that keep their change
+                history (Couchbase Server 7.2 or later, Magma buckets); `basic` and `full` have the
+                column `history`. You can turn it on or off at a checkpoint; it applies to later
+                changes. `system_events`: rows for changes of collections and scopes, and a row
+                `caught_up` for each vBucket once it has delivered everything that it had when the
+                stream was opened. `system_documents`: documents of the scope `_system`, which
+                `collections` can also name, and records of distributed transactions (keys that
+                begin with `_txn:`).
+            persisted_only: Whether to deliver a change only once every present copy of its vBucket
+                has it on disk, so that no failover to one of them takes it back. Off by default,
+                unlike `persistedOnly` in Spark, because a stream's checkpoint finds its way back if
+                a failover takes changes back. Unpersisted changes count towards the
                 connection's `buffer_size`. On ephemeral buckets it has no effect, and an event says
                 so.
             on_purge: What to do if the server has purged deletions above the position. `resync`
@@ -289,7 +290,7 @@ class Client(Bucket):
             on_rollback: `emit` delivers a row with the seqno from which the vBucket's changes are
                 sent again, and resumes there; `resync` does the same from the vBucket's beginning;
                 `fail` raises an error.
-            ack: With `next`, taking the next batch acknowledges the previous one. With `manual`,
+            ack: With `next`, taking the next batch acknowledges the previous one; with `manual`,
                 you call `dcp_rs.ChangeStream.ack`, in any order, and the stream's checkpoint never
                 moves past an unacknowledged batch.
 

@@ -7,10 +7,8 @@ Spark run in `tests/spark/test_pages.py`, in the session that is there; those of
 """
 
 import contextlib
-import dataclasses
 import gc
 import importlib
-import inspect
 import json
 import re
 import sqlite3
@@ -92,19 +90,6 @@ def test_no_docstring_shows_a_raw_link():
     assert len(sources) > 30
     raw = [str(path) for path in sources if "][dcp_rs" in path.read_text()]
     assert raw == [], "write `dcp_rs.connect` in backticks: the site links it"
-
-
-def first_column(page, heading):
-    text = (ROOT / page).read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
-    return re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)
-
-
-def test_the_page_of_options_lists_every_option_in_order():
-    page = "docs/reference/options.md"
-    connection = [field.name for field in dataclasses.fields(dcp_rs.ConnectionOptions)]
-    assert sorted(first_column(page, "Connection")) == sorted(connection)
-    stream = list(inspect.signature(dcp_rs.Client.stream).parameters)[1:]
-    assert first_column(page, "Stream") == stream
 
 
 # What has a page of its own, or is on another one.

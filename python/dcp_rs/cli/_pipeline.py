@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _VARIABLE = re.compile(r"\$\$\{|\$\{([^{}]*)\}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Secrets, which a file names and never holds, and the options for the names.
-_SECRETS = {
+SECRETS = {
     "password": "password_env",
     "tls_key_password": "tls_key_password_env",
     "hash_key": "hash_key_env",
@@ -106,8 +106,8 @@ class File:
     def _take(self, key: str, value: Any, *, is_connection: bool) -> None:
         called = f"{_CONNECTION}.{key}" if is_connection else key
         keys = KEYS[is_connection]
-        if key in _SECRETS and _SECRETS[key] in keys:
-            key, value = _SECRETS[key], self._variable(called, value)
+        if key in SECRETS and SECRETS[key] in keys:
+            key, value = SECRETS[key], self._variable(called, value)
         else:
             value = self._filled(called, value)
         if key == _TABLES and isinstance(value, dict):
@@ -131,7 +131,7 @@ class File:
             other = "above the first table" if is_connection else f"in [{_CONNECTION}]"
             return self._wrong(called, f"belongs {other}")
         keys = KEYS[is_connection]
-        known = [*keys, *(each for each, of in _SECRETS.items() if of in keys)]
+        known = [*keys, *(each for each, of in SECRETS.items() if of in keys)]
         close = difflib.get_close_matches(key, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
         return self._wrong(called, f"there is no such key: {hint}")
@@ -243,7 +243,7 @@ def schema() -> dict[str, Any]:
 
 def _schema_of_table(*, is_connection: bool) -> dict[str, Any]:
     found = {key: _schema_of(each) for key, each in KEYS[is_connection].items()}
-    for secret, of in _SECRETS.items():
+    for secret, of in SECRETS.items():
         if of in found:
             about = "A variable, as in ${PASSWORD}, which holds the secret."
             found[secret] = {**_TEXT, "pattern": r"^\$\{[A-Za-z_]\w*\}$", "description": about}

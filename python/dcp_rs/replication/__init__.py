@@ -137,9 +137,9 @@ def replicate(
         storage_options: Options of the object storage, as obstore and deltalake name them, such as
             `aws_region`, or properties of the catalog, as pyiceberg names them. What is missing
             comes from the environment. They are never shown.
-        mode: `table` has a row for each document. `log` has a row for each change, including
-            rollbacks and collection events. `history` has a row for each version of a document,
-            with `valid_from`, `valid_to` and `is_current`.
+        mode: `table` has a row for each document, `log` for each change, including rollbacks and
+            collection events, `history` for each version of a document, with `valid_from`,
+            `valid_to` and `is_current`.
         tables: Names of the tables, to have one for each collection: `collection` for
             `{scope}__{collection}`, another template with these fields, or a mapping of patterns of
             collections to templates, of which the first that matches counts. A pattern can also

@@ -28,6 +28,16 @@ _TRUE = frozenset({"true", "1", "yes"})
 _FALSE = frozenset({"false", "0", "no"})
 _STREAM = _dcp_rs.defaults()["stream"]
 
+# Options that have another name than in Python, apart from camelCase.
+NAMES = {
+    "buffer_size": "flowControlBufferBytes",
+    "max_bytes": "batchBytes",
+    "max_rows": "batchRows",
+    "max_seqnos": "maxOffsetsPerTrigger",
+    "prefix": "documentPrefix",
+    "start": "startingOffsets",
+    "until": "endingOffsets",
+}
 
 _OLD = (
     Renamed("fail_on_data_loss", "on_purge", ("resync", "fail")),
@@ -133,7 +143,8 @@ class ReadOptions:
     hash_key: str | None = field(default=None, repr=False)
     """Secret of these hashes, which are HMAC-SHA-256 then. Not shown in the repr."""
     hash_key_file: str | None = None
-    """File with that secret, on the driver and on every executor; a final newline is ignored."""
+    """File with the secret of hashes, on the driver and on every executor; a final newline is
+    ignored."""
     on_rollback: Literal["emit", "fail", "resync"] = PlanOptions.on_rollback
     """`emit` a row with op `rollback` and continue, `fail` the read, or `resync`: emit the row and
     read the vBucket from its beginning."""
@@ -394,14 +405,7 @@ def options_as_written() -> Iterator[None]:
 def as_written(error: ConfigError) -> None:
     """Makes an error use the Spark names of options."""
     names = {each.name: _camel(each.name) for each in fields(ReadOptions)}
-    names |= {
-        "buffer_size": "flowControlBufferBytes",
-        "max_bytes": "batchBytes",
-        "max_rows": "batchRows",
-        "max_seqnos": "maxOffsetsPerTrigger",
-        "prefix": "documentPrefix",
-    }
-    error._rename(names)  # noqa: SLF001
+    error._rename(names | NAMES)  # noqa: SLF001
 
 
 def _unknown(given: str, known: list[str]) -> str:
