@@ -1,7 +1,8 @@
 """Checks the built site: `make site-check`. Does not use the network.
 
-Every link within the site must lead to an existing file and anchor, and no page may load anything
-from elsewhere. `--self-test` verifies that each kind of violation is detected.
+Every link within the site must lead to an existing file and anchor, no page or style sheet may load
+anything from elsewhere, and each picture has a text for those who do not see it. `--self-test`
+verifies that each kind of violation is detected.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class Page(HTMLParser):
         super().__init__()
         self.anchors = {""}
         self.links: list[tuple[str, str]] = []
+        self.without_text: list[str] = []
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -35,16 +37,32 @@ class Page(HTMLParser):
         for name in ("id", "name"):
             if value := values.get(name):
                 self.anchors.add(value)
+        if tag == "img" and not values.get("alt"):
+            self.without_text.append(values.get("src") or "")
         for name in ("href", "src"):
             value = values.get(name)
             if value and values.get("rel") not in IGNORED_RELATIONS:
                 self.links.append((tag, value))
 
 
+def of_sheets_and_pictures(site: Path, pages: dict[Path, Page]) -> list[str]:
+    """Returns the problems of style sheets and of pictures."""
+    elsewhere = re.compile(r"(?:url\(|@import )[\"']?((?:https?:)?//[^\"')]+)")
+    return [
+        f"{sheet.relative_to(site)}: {link}: loaded from elsewhere"
+        for sheet in site.rglob("*.css")
+        for link in elsewhere.findall(sheet.read_text())
+    ] + [
+        f"{path.relative_to(site)}: {source[:60]}: a picture without a text"
+        for path, page in pages.items()
+        for source in page.without_text
+    ]
+
+
 def problems(site: Path) -> tuple[list[str], int]:
     """Returns the problems of a site, and the number of links checked."""
     pages = {path: Page(path.read_text()) for path in site.rglob("*.html")}
-    found, checked = [], 0
+    found, checked = of_sheets_and_pictures(site, pages), 0
     for path, page in pages.items():
         for tag, link in page.links:
             where = f"{path.relative_to(site)}: {link}"
@@ -79,11 +97,15 @@ def self_test() -> None:
         (site / "a.html").write_text(
             '<p id="x"><a href="b.html">1</a><a href="#y">2</a><a href="#x">right</a>'
             '<script src="https://example.org/s.js"></script>[`dcp_rs.connect`][dcp_rs.connect]'
+            '<img src="data:,"><img src="data:," alt="A picture">'
         )
+        (site / "a.css").write_text("@font-face { src: url('//example.org/a.woff2') }")
         found, checked = problems(site)
         kinds = sorted(problem.rpartition(": ")[2] for problem in found)
         assert kinds == [  # noqa: S101 - this is a test
+            "a picture without a text",
             "a reference that was not made a link",
+            "loaded from elsewhere",
             "loaded from elsewhere",
             "no such anchor",
             "no such file",
