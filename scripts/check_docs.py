@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-MOST_WORDS = 39_500
+MOST_WORDS = 38_000
 MOST_WORDS_OF_A_GUIDE = 1_200
 FEWEST_QUESTIONS = 60
 
