@@ -29,6 +29,8 @@ class FaultyProxy:
         self.failed = dict.fromkeys(KINDS, 0)
         # Status and code to answer all requests with, and whether to refuse those that write.
         self.refuse, self.refuse_writes = None, False
+        # Whether to hang up on all.
+        self.is_away = False
         self._lock = threading.Lock()
         proxy = self
 
@@ -67,7 +69,7 @@ class FaultyProxy:
         body = _body_of(request)
         if self._refuse(request):
             return
-        fault = self._fault()
+        fault = "refused" if self.is_away else self._fault()
         if fault == "refused":
             self._hang_up(request)
             return

@@ -9,8 +9,9 @@ import pytest
 
 import replicas
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication import open_target
+from dcp_rs.replication import iceberg, open_target, parquet_objects
 from dcp_rs.replication.controls import Controls
+from dcp_rs.replication.outage import Unreachable
 from lag import until
 from small_disk import mounted
 
@@ -134,6 +135,81 @@ def test_what_was_read_again_is_not_after_an_outage(cluster, tmp_path):
     until(lambda: target.failed)
     target.before = None
     running.has(21)
+    running.end()
+
+
+# How storage is away, by what is then written to it.
+AWAY = {
+    "stored_delta-log": {"is_away": True},
+    "stored_delta-history": {"refuse": [503, "SlowDown"]},
+    "stored_parquet-log": {"refuse": [500, "InternalError"]},
+    "stored_iceberg-log": {"refuse": [503, "SlowDown"]},
+}
+
+
+def to_write(replica):
+    """Gives options by which a request is not repeated for a minute."""
+    return replica.to_write | ({} if "iceberg" in replica.url else {"max_retries": "0"})
+
+
+@pytest.mark.parametrize("name", AWAY)
+def test_storage_that_is_away_for_a_while_is_tried_again(
+    cluster, tmp_path, request, name, monkeypatch
+):
+    monkeypatch.setattr(iceberg, "_PAUSES", (0.0,))
+    monkeypatch.setattr(parquet_objects, "_WAIT_SECONDS", 0.0)
+    replica, written = replicas.make(name, request, tmp_path), replicas.Written(cluster)
+    written.upsert("first", {})
+    written.upsert(b"session_\xff", {})
+    running = Running(cluster, replica, storage_options=to_write(replica))
+    running.has(2)
+    replica.stored.faults.set(**AWAY[name])
+    written.upsert("first", {"n": 2})
+    written.upsert(b"session_\xff", {"n": 2})
+    running.until(lambda now: now.phase == "target unavailable")
+    replica.stored.faults.set(is_away=False, refuse=None)
+    running.has(4)
+    running.end()
+    assert replica.documents() == written.documents()
+    assert replica.rejects() == written.rejects()
+    assert replica.unnamed() == set()
+
+
+def test_rejects_of_a_commit_whose_answer_is_lost_stay(cluster, stored, monkeypatch):
+    create, lost = parquet_objects.NumberedObjects.create, []
+
+    def lose(*arguments):
+        size = create(*arguments)
+        if size and not lost:
+            lost.append(size)
+            raise Unreachable("the storage does not answer")
+        return size
+
+    monkeypatch.setattr(parquet_objects.NumberedObjects, "create", lose)
+    replica, written = replicas.InStoredParquet(stored), replicas.Written(cluster)
+    replica.mode = "log"
+    for key in ("first", b"session_\xff"):
+        written.upsert(key, {})
+    replicas.replicate(cluster, replica, target_retry_timeout=60)
+    assert lost
+    assert replica.rejects() == written.rejects()
+
+
+def test_storage_that_refuses_while_it_runs_or_is_away_at_the_start_is_an_error(cluster, stored):
+    replica = replicas.InStoredDelta(stored)
+    cluster.upsert("first", {})
+    stored.faults.set(is_away=True)
+    begun = time.monotonic()
+    with pytest.raises(ConfigError, match=r"storage_options: .* the endpoint cannot be reached"):
+        replicas.replicate(cluster, replica, target_retry_timeout=60)
+    assert time.monotonic() - begun < 10
+    stored.faults.set(is_away=False)
+    running = Running(cluster, replica, storage_options=to_write(replica))
+    running.has(1)
+    stored.faults.set(refuse=[403, "InvalidAccessKeyId"])
+    cluster.upsert("second", {})
+    until(lambda: running.error is not None)
+    assert "the credentials are refused" in str(running.error)
     running.end()
 
 

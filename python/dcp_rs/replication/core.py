@@ -34,7 +34,7 @@ from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
 from dcp_rs.replication.lag import Lag
 from dcp_rs.replication.names import is_pattern
-from dcp_rs.replication.outage import Outage
+from dcp_rs.replication.outage import Outage, Unreachable
 from dcp_rs.replication.reports import Reports
 from dcp_rs.replication.table import LostPosition
 from dcp_rs.replication.waiting import Limits, due
@@ -191,6 +191,8 @@ class Replication:
         stop, timeout = self._settings.stop, self._settings.target_retry_timeout
         if error is self._reports.error_of_caller or not self._tables.is_unavailable(error):
             return False
+        if isinstance(error, Unreachable) and not self._groups:
+            return False  # It has never been reached.
         if self._outage is None:
             self._outage = Outage(self._health, timeout)
         again = self._outage.failed(error)

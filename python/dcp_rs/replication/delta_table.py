@@ -36,6 +36,7 @@ from dcp_rs.replication.delta_schema import (
     fields_to_add,
     nulls_refused,
 )
+from dcp_rs.replication.outage import is_passing
 from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
@@ -417,6 +418,8 @@ class DeltaTable:
                 f"{table} refuses rows: {why}: drop its constraint, or use another table",
                 option="target",
             )
+        if self.objects is not None and is_passing(error):
+            return self.objects.storage.refused(error)
         refusals = (known.CommitFailedError, known.SchemaMismatchError, known.DeltaProtocolError)
         if isinstance(error, refusals):
             return ConfigError(

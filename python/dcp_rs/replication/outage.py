@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import time
 from typing import TYPE_CHECKING
 
 from dcp_rs._logging import about
-from dcp_rs.exceptions import DcpError
+from dcp_rs.exceptions import ConfigError, DcpError
 
 if TYPE_CHECKING:
     from dcp_rs.replication.health import Health
@@ -23,12 +24,26 @@ _PASSING = {
     errno.ECONNRESET, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE,
     errno.ENFILE, errno.ENOMEM,
 }  # fmt: skip
+# The same in the texts of libraries which keep nothing else: of HTTP clients, and of S3.
+_PASSING_TEXTS = re.compile(
+    rf"{os.strerror(errno.ENOSPC)}|Connection (refused|reset)|error sending request|dns error"
+    r"|tcp connect|[Tt]imed out|operation timeout|NETWORK_CONNECTION|SlowDown|SLOW_DOWN"
+    r"|ServiceUnavailable|SERVICE_UNAVAILABLE|TooManyRequests|InternalError|INTERNAL_FAILURE"
+    r"|(HTTP|status|status code:) (429|5\d\d)\b|error for HTTP [A-Z]+ to"
+)
 # Seconds between attempts, at first and at most; and between warnings.
 _PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
 _TOLD = 60.0
 # Characters of an error's text that are kept.
 _LENGTH = 300
+
+
+class Unreachable(ConfigError):  # noqa: N818 - says what the target is
+    """A storage or a catalog does not answer, or not now.
+
+    At the start, its address is taken to be wrong.
+    """
 
 
 def is_unavailable(target: Target | Database, error: Exception) -> bool:
@@ -39,16 +54,16 @@ def is_unavailable(target: Target | Database, error: Exception) -> bool:
     tells = getattr(target, "is_unavailable", None)
     if tells is not None:
         return bool(tells(error))
-    return any(_is_passing(each) for each in (error, error.__cause__) if each is not None)
+    return any(is_passing(each) for each in (error, error.__cause__) if each is not None)
 
 
-def _is_passing(error: BaseException) -> bool:
+def is_passing(error: BaseException) -> bool:
+    """Whether an error of a system, a library or a storage passes by itself."""
     if isinstance(error, DcpError):
-        return False
+        return isinstance(error, Unreachable)
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
-    # Libraries keep no more than the text.
-    return os.strerror(errno.ENOSPC) in str(error)
+    return _PASSING_TEXTS.search(str(error)) is not None
 
 
 class Outage:

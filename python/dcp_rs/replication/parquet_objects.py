@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require_pyarrow
-from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.folder import StoredTables
+from dcp_rs.replication.outage import Unreachable
 from dcp_rs.replication.parquet_folder import Footer, Listing, file_name, write_parquet
 from dcp_rs.replication.parquet_log import REJECTS, STATE, TIE, ParquetLog
 from dcp_rs.replication.rejects import SUFFIX, name_taken
@@ -91,7 +92,7 @@ class NumberedObjects:
 
         Raises:
             ConfigError: The storage refuses it.
-            DcpError: It does not answer.
+            Unreachable: It does not answer.
         """
         data = _as_bytes(rows, notes)
         deadline, pause = time.monotonic() + _WAIT_SECONDS, 0.05
@@ -103,7 +104,7 @@ class NumberedObjects:
             if done is not None:
                 return len(data)
             if time.monotonic() + pause > deadline:
-                raise DcpError(
+                raise Unreachable(
                     f"{self.path} does not answer for {_WAIT_SECONDS:g} s: the next start resumes"
                 )
             time.sleep(pause)
@@ -203,12 +204,8 @@ class StoredParquet(ParquetLog):
         if len(commit.rejects):
             data = _as_bytes(commit.rejects, {REJECTS: self._place})
             self._rejects.objects.put(rejects, data)
-        try:
-            self._create(commit.state, commit.rows, attempt)
-        except ConfigError:
-            if len(commit.rejects):
-                self._rejects.objects.remove([rejects])
-            raise
+        # If that fails, it may have been made all the same: a start knows whether it was.
+        self._create(commit.state, commit.rows, attempt)
         if not self._has_claimed:
             # From now on, no other process can commit what it has begun.
             self._has_claimed = True

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dcp_rs import _obstore
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.outage import Unreachable, is_passing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -52,6 +53,8 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"non-2xx status code: (\d{3} [A-Za-z ]+)|\u21b3 (\d{3} [A-Za-z ]+)")
 
+_UNREACHABLE = "the endpoint cannot be reached: check aws_endpoint_url (s3.endpoint)"
+_THROTTLES = "the storage throttles: try again later"
 # What the storage answers, and what to look at.
 _CAUSES = (
     (
@@ -85,13 +88,17 @@ _CAUSES = (
         "no credentials were found: set them in the environment or as options",
     ),
     (
+        r"builder error|URL scheme is not allowed",
+        "the endpoint is refused: check aws_endpoint_url (s3.endpoint), and allow_http",
+    ),
+    (
         (
             r"error sending request|NETWORK_CONNECTION|tcp connect|dns error|timed out"
-            r"|operation timeout|builder error|URL scheme is not allowed"
+            r"|operation timeout"
         ),
-        "the endpoint cannot be reached: check aws_endpoint_url (s3.endpoint), and allow_http",
+        _UNREACHABLE,
     ),
-    (r"\b503\b|SlowDown|TooManyRequests|\b429\b", "the storage throttles: try again later"),
+    (r"\b503\b|SlowDown|SLOW_DOWN|TooManyRequests|\b429\b", _THROTTLES),
 )
 
 
@@ -180,10 +187,11 @@ class Storage:
         objects.folders_and_files()
 
     def refused(self, error: BaseException) -> ConfigError:
-        """Returns the error for a location that cannot be read or written."""
+        """Returns the error for a location that cannot be read or written, if only for now."""
         text = str(error)
         why = next((why for cause, why in _CAUSES if re.search(cause, text)), "")
-        return ConfigError(
+        is_away = why in {_UNREACHABLE, _THROTTLES} or (not why and is_passing(error))
+        return (Unreachable if is_away else ConfigError)(
             f"{self.url} cannot be used: {why or self.shown(error)} ({self._tried(text)})",
             option="storage_options" if why else "target",
         )
@@ -233,10 +241,13 @@ class Objects:
         self.storage = storage
         config: dict[str, Any] = {}
         client: dict[str, Any] = dict(_PROBE_CLIENT) if is_probe else {}
+        retries: Any = _retries() if is_probe else None
         for name, value in storage.options.items():
             plain = _PREFIX.sub("", name.lower())
             if plain in _OF_CLIENT:
                 client[plain] = value.lower() in {"true", "1"} if plain in _FLAGS else value
+            elif plain == "max_retries" and not is_probe and value.isdecimal():
+                retries = {"max_retries": int(value)}
             elif plain not in {"max_retries", "retry_timeout", "profile"}:
                 config[name.lower()] = value
         provider = self._profile()
@@ -245,7 +256,7 @@ class Objects:
                 storage.url,
                 config=config or None,
                 client_options=client or None,
-                retry_config=_retries() if is_probe else None,
+                retry_config=retries,
                 **({"credential_provider": provider} if provider is not None else {}),
             )
         except (self._errors, ValueError, TypeError) as error:
