@@ -15,6 +15,7 @@ from dcp_rs.replication.ducklake import DuckLakeTarget
 from dcp_rs.replication.target import Address
 from postgres_server import PostgresServer
 from replicas import replicate
+from test_target_outage import Running
 
 PASSWORD = "canary-8f1c2e of+the@catalog"
 
@@ -261,6 +262,42 @@ def test_no_error_shows_the_password_of_the_catalog(cluster, tmp_path):
                     dcp_rs.replicate(client, url, on_progress=stop)
                 assert "No such file or directory" in str(told.value)
                 assert PASSWORD not in str(told.value)
+
+
+@pytest.mark.ducklake
+@pytest.mark.parametrize("options", [{}, {"tables": "collection"}], ids=["one", "each"])
+def test_a_catalog_that_goes_away_is_tried_again(cluster, tmp_path, options):
+    fill(cluster, 1)
+    with contextlib.closing(PostgresServer()) as server:
+        url = f"ducklake+postgresql:///postgres?{server.options}&data={tmp_path}/data"
+        running = Running(cluster, url, **options)
+        running.has(1)
+        server.stop()
+        cluster.upsert("second", {})
+        running.until(lambda now: now.phase == "target unavailable")
+        server.start()
+        running.has(2)
+        running.end()
+        server.stop()
+        with pytest.raises(ConfigError, match=r"cannot be opened: .*No such file or directory"):
+            replicate(cluster, url, target_retry_timeout=60, **options)
+
+
+@pytest.mark.ducklake
+@pytest.mark.parametrize(
+    ("text", "is_away"),
+    [
+        ('Unable to connect to Postgres at "": FATAL:  the database system is starting up', True),
+        ('Unable to connect to Postgres at "": FATAL:  password authentication failed', False),
+        ("Failed to execute query: server closed the connection unexpectedly", True),
+        ("HTTP GET error reading 'http://s3/x.parquet' (HTTP 503 Service Unavailable)", True),
+        ("Could not connect to server error for HTTP PUT to 'http://s3/x.parquet'", True),
+        ("HTTP GET error reading 'http://s3/x.parquet' (HTTP 403 Forbidden)", False),
+        ("Table with name documents does not exist", False),
+    ],
+)
+def test_what_passes_is_told_from_what_a_catalog_or_its_files_refuse(lake, text, is_away):
+    assert open_target(lake.url).is_unavailable(duckdb.IOException(text)) == is_away
 
 
 @pytest.mark.parametrize(

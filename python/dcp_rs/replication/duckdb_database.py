@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -101,10 +102,10 @@ class DuckDBDatabase:
         """Closes the database; an empty one that it made is removed."""
         if self._connection is None:
             return
-        is_empty = not self._connection.execute("SELECT 1 FROM duckdb_tables() LIMIT 1").fetchall()
-        self._connection.close()
-        self._connection = None
-        if is_empty and not self._was_there:
+        connection, self._connection = self._connection, None
+        with contextlib.closing(connection):
+            found = connection.execute("SELECT 1 FROM duckdb_tables() LIMIT 1").fetchall()
+        if not found and not self._was_there:
             self._file.remove()
 
     def __repr__(self) -> str:

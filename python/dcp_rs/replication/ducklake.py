@@ -54,6 +54,7 @@ class DuckLakeTarget(DuckDBTarget):
         catalog: Callable[[], Catalog] | None = None,
     ) -> None:
         super().__init__(lake, table, connection=connection, catalog=catalog)
+        self._lake = lake
         self._writer = secrets.token_hex(8)
         # The last commit when it was opened, and the rows that there were.
         self._start = 0, 0
@@ -146,6 +147,10 @@ class DuckLakeTarget(DuckDBTarget):
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(f'd.{name}' for name in names)})"
         )
 
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `dcp_rs.replication.outage.is_unavailable`."""
+        return self._lake.is_unavailable(error)
+
     def __repr__(self) -> str:
         return f"DuckLakeTarget({str(self._file)!r}, {self._table!r})"
 
@@ -178,6 +183,10 @@ class DuckLakeDatabase(DuckDBDatabase):
     def target(self, table: str) -> DuckLakeTarget:
         """See `dcp_rs.replication.Database.target`."""
         return DuckLakeTarget(self._lake, table, connection=self._connection, catalog=self._known)
+
+    def is_unavailable(self, error: Exception) -> bool:
+        """See `dcp_rs.replication.outage.is_unavailable`."""
+        return self._lake.is_unavailable(error)
 
     def __repr__(self) -> str:
         return f"DuckLakeDatabase({str(self._file)!r})"

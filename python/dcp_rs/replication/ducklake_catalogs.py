@@ -12,6 +12,7 @@ from urllib.parse import unquote
 from dcp_rs._libraries import check_version, require
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.duckdb_file import DatabaseFile, quiet
+from dcp_rs.replication.outage import Unreachable, is_passing
 from dcp_rs.replication.postgres.target import check_host
 from dcp_rs.replication.storage import Storage
 
@@ -31,6 +32,14 @@ _OWN_OF_POSTGRES = "metadata_schema"
 _BUSY = 5_000
 _CONNECT_SECONDS = 10
 _MISSING = "does not exist - and creating"
+# What DuckDB says of a PostgreSQL that cannot be reached or shuts down, unless that refuses it.
+_AWAY = re.compile(
+    r"Unable to connect to Postgres|server closed the connection|no connection to the server"
+    r"|terminating connection|could not (send|receive) data|the database system is"
+)
+_REFUSES = re.compile(
+    r"FATAL: +(?! |the database system is|sorry, too many|remaining connection|terminating)"
+)
 # A host, which may be an address in brackets, and a port.
 _PLACE = re.compile(r"(\[[^\]]*\]|[^:]*)(?::([0-9]*))?")
 
@@ -100,6 +109,12 @@ class Lake(DatabaseFile):
         )
         return f"TYPE {kind}{given}" if kind else ""
 
+    def is_unavailable(self, error: BaseException) -> bool:
+        """See `dcp_rs.replication.outage.is_unavailable`."""
+        text = str(error)
+        is_away = _AWAY.search(text) is not None and _REFUSES.search(text) is None
+        return is_passing(error) or (is_away and isinstance(error, self._duckdb.Error))
+
     def exists(self) -> bool:
         """See `DatabaseFile.exists`."""
         if self._is_file:
@@ -167,7 +182,7 @@ class Lake(DatabaseFile):
             # It is there twice, and what is wrong comes last.
             text = str(error).replace(self._catalog.partition(":")[2], str(self))
             told = self._storage.shown(self._duckdb.Error(text))
-            raise ConfigError(
+            raise (Unreachable if self.is_unavailable(error) else ConfigError)(
                 f"the lake {self} cannot be opened: {told}", option="target"
             ) from None
         return connection
