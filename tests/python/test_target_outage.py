@@ -222,7 +222,10 @@ def test_a_target_that_stays_away_ends_it_after_the_time(cluster, tmp_path):
         replicas.replicate(cluster, target, target_retry_timeout=1.2)
     assert (time.monotonic() - begun > 0.5, target.failed) == (True, 2)
     # What does not pass is raised at once, as is everything by default.
-    for error, timeout in ((PermissionError(errno.EACCES, "no"), 60.0), (target.before, 0.0)):
+    # What this process lacks is no fault of the target.
+    own = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+    permanent = [(PermissionError(errno.EACCES, "no"), 60.0), (own, 60.0)]
+    for error, timeout in (*permanent, (target.before, 0.0)):
         target.before, target.failed = error, 0
         with pytest.raises(OSError, match=str(error.strerror)):
             replicas.replicate(cluster, target, target_retry_timeout=timeout)

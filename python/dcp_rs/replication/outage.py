@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dcp_rs.replication")
 
-# What is said of disks and of links, and passes.
+# What is said of disks and of links, and passes. A lack of memory or of file descriptors is this
+# process's own.
 _PASSING = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNREFUSED,
-    errno.ECONNRESET, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EMFILE,
-    errno.ENFILE, errno.ENOMEM,
+    errno.ECONNRESET, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,
 }  # fmt: skip
 # The same in the texts of libraries which keep nothing else: of HTTP clients, and of S3.
 _PASSING_TEXTS = re.compile(
