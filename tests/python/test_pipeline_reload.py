@@ -175,3 +175,18 @@ def test_two_files_keep_a_table_in_step_each_with_a_share(cluster, service, post
     one.start()
     until_written()
     assert (one.stop(), two.stop()) == (0, 0)
+
+
+@pytest.mark.shows_password("only in the environment of the process")
+def test_a_signal_ends_it_also_while_the_target_is_unavailable(cluster, service, stored):
+    replica, running = replicas.InStoredDelta(stored), service()
+    options = json.dumps(replica.to_write | {"max_retries": "0"}).replace('":', '" =')
+    running.write(
+        f'target = "{replica.url}"\ntarget_retry_timeout = 600.0\nstorage_options = {options}'
+    )
+    running.start()
+    running.has(2)
+    stored.faults.set(is_away=True)
+    cluster.upsert("key_2", {}, collection="shop.order")
+    running.until(lambda each: each.get("phase") == "target unavailable")
+    assert running.stop() == 0

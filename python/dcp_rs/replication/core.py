@@ -141,6 +141,9 @@ class Replication:
                 except Exception as error:
                     if not self._waits_for_target(error):
                         raise
+                    if self._settings.stop.is_set():
+                        # What was not committed is read again by the next start.
+                        return self._reports.report_outage(self._groups)
         finally:
             for group in self._groups:
                 self._close(group)
@@ -183,10 +186,10 @@ class Replication:
         self._commit_error = None
 
     def _waits_for_target(self, error: Exception) -> bool:
-        """Waits until a target that failed is to be tried again.
+        """Waits until a target that failed is to be tried again, or until it is stopped.
 
         Returns:
-            Whether it is.
+            Whether it is either of them.
         """
         stop, timeout = self._settings.stop, self._settings.target_retry_timeout
         if error is self._reports.error_of_caller or not self._tables.is_unavailable(error):
@@ -204,7 +207,7 @@ class Replication:
         while not stop.is_set() and time.monotonic() < again:
             self._reports.watch_outage(self._groups)
             stop.wait(_TICK)
-        return not stop.is_set()
+        return True
 
     def _new_buffer(self) -> Buffer:
         return Buffer(*self._limits(), splits=not self._tables.are_one)

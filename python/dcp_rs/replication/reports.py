@@ -75,7 +75,7 @@ class Reports:
         """The same while the target is unavailable."""
         if time.monotonic() - self._reported >= _REPORT:
             self.look_at_lag(groups)
-            self._report_outage(groups)
+            self.report_outage(groups)
 
     def begin_commit(self, groups: list[Group]) -> None:
         """Notes what is not committed before a commit, which may take long."""
@@ -124,25 +124,8 @@ class Reports:
         self._tell(progress)
         return progress
 
-    def _settle(self, groups: list[Group]) -> None:
-        """Notes which positions the tables have reached."""
-        names = {table: name for name, table in self._tables.by_name(groups).items()}
-        places: list[Place] = []
-        unrouted: int | None = None
-        for group in groups:
-            has_all = not group.uncommitted
-            unrouted = earlier(unrouted, group.buffer.written)
-            # Those that were committed together have the same position.
-            at: dict[int, Place] = {}
-            for table in group.tables.values():
-                place = Place(group.number, {}, table.reached, has_all)
-                place = at.setdefault(id(table.reached), place)
-                place.tables[names.get(table)] = table.waiting.written
-            places += at.values()
-        self._health.observed.settle(places, unrouted)
-
-    def _report_outage(self, groups: list[Group]) -> None:
-        """Reports while the target is unavailable, where the tables are as they were before."""
+    def report_outage(self, groups: list[Group]) -> Progress:
+        """Tells, while the target is unavailable, how far the tables were before."""
         before, now = self._last, time.monotonic()
         if before is None:
             # Nothing is known of the tables yet.
@@ -160,7 +143,26 @@ class Reports:
             changes_per_second=self.meter.rate_at(now),
             seconds_since_commit=now - self.meter.committed_at,
         )
-        self._tell(aged(progress, self._health.observed.ages()))
+        progress = aged(progress, self._health.observed.ages())
+        self._tell(progress)
+        return progress
+
+    def _settle(self, groups: list[Group]) -> None:
+        """Notes which positions the tables have reached."""
+        names = {table: name for name, table in self._tables.by_name(groups).items()}
+        places: list[Place] = []
+        unrouted: int | None = None
+        for group in groups:
+            has_all = not group.uncommitted
+            unrouted = earlier(unrouted, group.buffer.written)
+            # Those that were committed together have the same position.
+            at: dict[int, Place] = {}
+            for table in group.tables.values():
+                place = Place(group.number, {}, table.reached, has_all)
+                place = at.setdefault(id(table.reached), place)
+                place.tables[names.get(table)] = table.waiting.written
+            places += at.values()
+        self._health.observed.settle(places, unrouted)
 
     def _tell(self, progress: Progress) -> None:
         self._last = progress
