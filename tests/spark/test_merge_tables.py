@@ -5,10 +5,11 @@
 
 import pyspark
 import pytest
+from py4j.protocol import Py4JJavaError
 
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark import merge_sql, merge_table
+from dcp_rs.spark import merge_sql, merge_table, merge_target
 from dcp_rs.spark.merge_sql import Removals
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -70,6 +71,37 @@ def test_the_newest_change_that_is_not_removed_counts(spark):
         ("deletion", "a", None), ("mutation", "a", 2), ("mutation", "b", 5),
         ("mutation", "c", 6), ("mutation", "d", 7),
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("lost", [1, 3, 4])
+def test_a_batch_is_read_again_if_an_executor_with_some_of_it_is_gone(spark, lost):
+    rows = []
+
+    def merge():
+        with merge_target.materialised(spark.range(3)) as changes:
+            if len(rows) < lost:
+                rows.append(None)
+                merge_target._release(changes)
+            rows.extend(changes.collect())
+
+    if lost < 4:
+        merge_target.again_if_lost(merge)
+        assert [each and each.id for each in rows] == [*[None] * lost, 0, 1, 2]
+        return
+    with pytest.raises(Py4JJavaError, match="CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND"):
+        merge_target.again_if_lost(merge)
+
+
+def test_another_failure_is_not_tried_again():
+    tried = []
+
+    def merge():
+        tried.append(None)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        merge_target.again_if_lost(merge)
+    assert len(tried) == 1
 
 
 @pytest.fixture

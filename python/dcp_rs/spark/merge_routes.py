@@ -14,7 +14,7 @@ from dcp_rs.replication.names import TableNames
 from dcp_rs.spark import merge_sql
 from dcp_rs.spark.connect import QueryOfBatch
 from dcp_rs.spark.merge_table import application_of, check_columns, kept_columns, removals_of
-from dcp_rs.spark.merge_target import Target, materialised
+from dcp_rs.spark.merge_target import Target, again_if_lost, materialised
 from dcp_rs.spark.options import options_as_written
 
 if TYPE_CHECKING:
@@ -77,16 +77,19 @@ class RoutedMerge:
         """Merges a batch, with a commit for each table that it changes."""
         with options_as_written():
             check_columns(batch.schema)
-            application = application_of(self._query_of(batch))
-            with materialised(batch) as changes:
-                removals = removals_of(changes)
-                steps = self._steps(changes, removals, application)
-                # So that none is written if another cannot be.
-                due = [step for step in steps if step.target.is_due(batch_id)]
-                for step in due:
-                    step.target.check(step.columns)
-                for step in due:
-                    step.target.take(step.rows, step.columns, removals, batch_id)
+            again_if_lost(partial(self._merge, batch, batch_id))
+
+    def _merge(self, batch: DataFrame, batch_id: int) -> None:
+        application = application_of(self._query_of(batch))
+        with materialised(batch) as changes:
+            removals = removals_of(changes)
+            steps = self._steps(changes, removals, application)
+            # So that none is written if another cannot be.
+            due = [step for step in steps if step.target.is_due(batch_id)]
+            for step in due:
+                step.target.check(step.columns)
+            for step in due:
+                step.target.take(step.rows, step.columns, removals, batch_id)
 
     def __repr__(self) -> str:
         return f"merge_into({self._tables!r})"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import TYPE_CHECKING
 
 from dcp_rs._libraries import require_spark
@@ -11,7 +12,7 @@ from dcp_rs.spark import merge_sql
 from dcp_rs.spark.connect import QueryOfBatch
 from dcp_rs.spark.merge_rules import NEEDED, NUMBERS, rolled_back
 from dcp_rs.spark.merge_sql import Removals
-from dcp_rs.spark.merge_target import Target, materialised
+from dcp_rs.spark.merge_target import Target, again_if_lost, materialised
 from dcp_rs.spark.options import options_as_written
 from dcp_rs.spark.schema import EVENTS_ONLY
 
@@ -35,12 +36,15 @@ class TableMerge:
         """Merges a batch in one commit, unless the table already has it."""
         with options_as_written():
             check_columns(batch.schema)
-            target = Target(batch.sparkSession, self._parts, application_of(self._query_of(batch)))
-            if not target.is_due(batch_id):
-                return
-            with materialised(batch) as changes:
-                removals = removals_of(changes)
-                target.take(changes, kept_columns(batch.schema), removals, batch_id)
+            again_if_lost(partial(self._merge, batch, batch_id))
+
+    def _merge(self, batch: DataFrame, batch_id: int) -> None:
+        target = Target(batch.sparkSession, self._parts, application_of(self._query_of(batch)))
+        if not target.is_due(batch_id):
+            return
+        with materialised(batch) as changes:
+            removals = removals_of(changes)
+            target.take(changes, kept_columns(batch.schema), removals, batch_id)
 
     def __repr__(self) -> str:
         return f"merge_into(table={self._table!r})"

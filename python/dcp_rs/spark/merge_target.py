@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from dcp_rs.spark.merge_formats import FORMATS, Batch, Format, of_catalog, told
 from dcp_rs.spark.merge_rules import check_kept
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import DataType, StructType
@@ -26,6 +27,10 @@ _log = logging.getLogger("dcp_rs")
 # Property of a table that names the query which keeps it, as in `merge_into(path)`.
 _OWNER = "dcp_rs.application"
 _OPTION = "merge_into"
+
+# What Spark says if an executor with rows of a batch is gone.
+_LOST = re.compile(r"CHECKPOINT_RDD_BLOCK_ID_NOT_FOUND|Checkpoint block \S+ not found")
+_ATTEMPTS = 4
 
 
 class Target:
@@ -317,14 +322,33 @@ def _view(changes: DataFrame) -> Iterator[str]:
 def materialised(batch: DataFrame) -> Iterator[DataFrame]:
     """Reads a batch once, whatever is done with it.
 
-    A lost executor ends the batch, which Spark runs again: `persist` would read the partition
-    again, with fewer rows perhaps, between the two scans of a merge.
+    If an executor is lost, so is what it holds: `persist` would read the partition again, with
+    fewer rows perhaps, between the two scans of a merge. See `again_if_lost`.
     """
     changes = batch.localCheckpoint(eager=True)
     try:
         yield changes
     finally:
         _release(changes)
+
+
+def again_if_lost(merge: Callable[[], None]) -> None:
+    """Merges a batch, and begins again if an executor that held some of it is lost.
+
+    What has been committed until then is found in the table, as after the death of the driver.
+
+    Args:
+        merge: Looks at the table, reads the batch and merges it.
+    """
+    for left in reversed(range(_ATTEMPTS)):
+        try:
+            merge()
+        except Exception as error:
+            if not left or not _LOST.search(str(error)):
+                raise
+            _log.warning("a batch is read again, since an executor that held some of it is gone")
+        else:
+            return
 
 
 def _release(changes: Any) -> None:
