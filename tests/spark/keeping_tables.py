@@ -1,149 +1,22 @@
-"""Kills, failovers and drops while `merge_into(table=...)` keeps a table.
+"""What can happen to a table that `merge_into(table=...)` keeps, except for kills.
 
-`on_version.py` runs it. The driver is a process of its own, which kills itself at a step that is
-chosen: before the merge, after it and before Spark's own commit, or between two tables.
+`on_version.py` runs it, and `killing_tables.py` after it.
 """
 
-import json
-import os
-import random
 import re
-import signal
-import subprocess
-import sys
 import tempfile
 from functools import partial
 from pathlib import Path
 
 from pyspark.errors import PySparkException
 
-import dcp_rs
 import dcp_rs.spark
 import kept_tables
 import merged
 from kept_tables import KeptTable
-from merged import PASSWORD
 
 # With the documents.
 COLUMNS = "op,scope,collection,key,vbucket,epoch,seqno,value"
-
-
-def child(kind, folder, options, name, steps):
-    """Runs the query in this process, which kills itself at the next step of the list."""
-    from dcp_rs.spark.merge_target import Target
-
-    spark = kept_tables.session(kind, folder)
-    sink = dcp_rs.spark.merge_into(table=name)
-    steps = list(steps)
-    take = Target.take
-
-    def die(step):
-        if steps[:1] == [step]:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    def take_and_die(*arguments):
-        take(*arguments)
-        die("between")
-
-    def merge(batch, batch_id):
-        die("before")
-        sink(batch, batch_id)
-        die("after")
-
-    Target.take = take_and_die
-    kept_tables.run(spark, options, f"{folder}/checkpoint", merge)
-    rows, batches = [], {}
-    for table in tables(spark, name):
-        rows += [
-            row.asDict() for row in spark.table(table).select("collection", "key", "n").collect()
-        ]
-        batches[table] = kept_tables.batches(spark, kind, table)
-    sys.stdout.write(f"{json.dumps(rows)}\n{json.dumps(batches)}\n")
-    sys.stdout.flush()
-    os._exit(0)
-
-
-def tables(spark, name):
-    """Gives the tables that a name or a template stands for."""
-    schema, _, table = name.rpartition(".")
-    if "{" not in table:
-        return [name]
-    prefix = table.partition("{")[0]
-    rows = spark.sql(f"SHOW TABLES IN {schema} LIKE '{prefix}*'").collect()
-    return sorted(f"{schema}.`{row['tableName']}`" for row in rows)
-
-
-def run_child(kind, folder, options, name, steps=()):
-    """Runs `child` as a process; gives its rows and batches, or None if it was killed."""
-    done = subprocess.run(
-        [sys.executable, __file__],
-        input=json.dumps([kind, str(folder), options, name, list(steps)]),
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if steps:
-        assert done.returncode == -signal.SIGKILL, done.stderr[-3000:]
-        return None
-    assert done.returncode == 0, done.stderr[-3000:]
-    rows, batches = map(json.loads, done.stdout.strip().splitlines()[-2:])
-    keys = {(row["collection"], row["key"]) for row in rows}
-    assert len(keys) == len(rows), "a document is doubled"
-    for table, numbers in batches.items():
-        assert numbers == sorted(set(numbers)), f"{table} has a batch twice: {numbers}"
-    return {(row["collection"], row["key"]): row["n"] for row in rows}
-
-
-class Killed(KeptTable):
-    """A cluster with two collections, and the query that is killed."""
-
-    COLLECTIONS = ("a", "b")
-
-    def __init__(self, kind, name):
-        self.kind, self.name = kind, name
-        self.cluster = dcp_rs.testing.EmbeddedCluster(
-            vbuckets=4, bucket="merged", password=PASSWORD
-        )
-        self.cluster.create_scope("s")
-        for collection in self.COLLECTIONS:
-            self.cluster.create_collection(f"s.{collection}")
-        schema = {} if "{" not in name else {"documentSchema": "n INT"}
-        self.read = self.options(maxOffsetsPerTrigger=80, **schema)
-
-    def change(self, chosen, n):
-        for _ in range(20):
-            collection, key = f"s.{chosen.choice(self.COLLECTIONS)}", f"key_{chosen.randrange(60)}"
-            self.cluster.upsert(key, {"n": n}, collection=collection)
-            if chosen.random() < 0.2:
-                self.cluster.remove(key, collection=collection)
-
-    def truth(self):
-        found = {}
-        for collection in self.COLLECTIONS:
-            for n in range(60):
-                document = self.cluster.get(f"key_{n}", collection=f"s.{collection}")
-                if document is not None:
-                    found[collection, f"key_{n}"] = json.loads(document.value)["n"]
-        return found
-
-
-def kill(kind, count, name=None, steps=("before", "after"), seed=0):
-    """Kills the driver at steps of its batches, with writes and lost tails between."""
-    chosen = random.Random(seed)
-    name = name or kept_tables.TABLES[kind]
-    with tempfile.TemporaryDirectory() as folder:
-        killed = Killed(kind, name)
-        for n in range(count):
-            killed.change(chosen, n)
-            if n % 4 == 3:
-                killed.lose()
-                killed.change(chosen, n)
-            killed.cluster.persist()
-            run_child(kind, folder, killed.read, name, [steps[n % len(steps)]])
-        killed.cluster.persist()
-        assert run_child(kind, folder, killed.read, name) == killed.truth()
-        killed.cluster.close()
 
 
 def routes(spark, kind):
@@ -401,18 +274,10 @@ def _refused(kept, told, sink=None, **more):
 
 
 def everything(kind):
-    """Tries all of it, and kills the driver DCP_SPARK_KILLS times."""
+    """Tries all of it."""
     with tempfile.TemporaryDirectory() as folder:
         spark = kept_tables.session(kind, folder)
         merged.keep(spark, new=partial(KeptTable, kind=kind))
         for each in (once, again, drops, feed, variants, takes_over, refusals, routes):
             each(spark, kind)
         spark.stop()
-    count = int(os.environ.get("DCP_SPARK_KILLS", "6"))
-    kill(kind, count - count // 3)
-    template = kept_tables.TABLES[kind].replace("kept", "of_{scope}_{collection}")
-    kill(kind, count // 3, template, ("between", "after", "before"))
-
-
-if __name__ == "__main__":
-    child(*json.loads(sys.stdin.read()))

@@ -41,20 +41,9 @@ def jars(kind, folder):
     return ",".join(map(str, sorted(folder.glob("*.jar"))))
 
 
-def session(kind, folder, **more):
-    """Starts Spark with a format, whose tables are in a folder."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    settings = {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.log.level": "ERROR",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.host": "127.0.0.1",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.sql.warehouse.dir": f"{folder}/warehouse",
-    }
+def with_format(kind, folder):
+    """Gives the settings of a session with a format, whose tables are in a folder."""
+    settings = {"spark.sql.warehouse.dir": f"{folder}/warehouse"}
     if kind is not None:
         settings["spark.jars"] = jars(kind, f"{folder}/jars")
     if kind == "delta":
@@ -70,7 +59,23 @@ def session(kind, folder, **more):
             "spark.sql.catalog.lake.type": "hadoop",
             "spark.sql.catalog.lake.warehouse": f"{folder}/iceberg",
         }
-    spark = SparkSession.builder.master("local[2]").config(map=settings | more).getOrCreate()
+    return settings
+
+
+def session(kind, folder, master="local[2]", **more):
+    """Starts Spark with a format, whose tables are in a folder."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+    } | with_format(kind, folder)
+    spark = SparkSession.builder.master(master).config(map=settings | more).getOrCreate()
     dcp_rs.spark.register(spark)
     if kind == "iceberg":
         spark.sql("CREATE NAMESPACE IF NOT EXISTS lake.travel")

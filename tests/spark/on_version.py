@@ -196,6 +196,13 @@ def delta_tables(*_):
     keeping_tables.everything("delta")
 
 
+def delta_kills(*_):
+    """Delta tables, kills and failovers."""
+    import killing_tables
+
+    killing_tables.everything("delta")
+
+
 def iceberg_tables(*_):
     """Iceberg tables that the executors keep."""
     import keeping_tables
@@ -203,23 +210,25 @@ def iceberg_tables(*_):
     keeping_tables.everything("iceberg")
 
 
-TRIED = {
-    each.__name__: each
-    for each in (
-        batch,
-        mapped,
-        view,
-        stream,
-        connect,
-        pipeline,
-        delta,
-        merge,
-        delta_tables,
-        iceberg_tables,
-    )
-}
-# They start Spark for themselves.
-OWN = {"connect", "pipeline", "delta", "delta_tables", "iceberg_tables"}
+def iceberg_kills(*_):
+    """Iceberg tables, kills and failovers."""
+    import killing_tables
+
+    killing_tables.everything("iceberg")
+
+
+def path_kills(*_):
+    """A Delta table that the driver keeps, kills and failovers."""
+    import killing_tables
+
+    killing_tables.everything("path")
+
+
+# Those that start Spark for themselves.
+OWN = (
+    connect, pipeline, delta, delta_tables, delta_kills, iceberg_tables, iceberg_kills, path_kills,
+)  # fmt: skip
+TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 
 
 def main():
@@ -236,7 +245,7 @@ def main():
         }
         spark = None
         for name in sys.argv[1:]:
-            if name not in OWN and spark is None:
+            if TRIED[name] not in OWN and spark is None:
                 spark = session()
             TRIED[name](spark, options)
             sys.stdout.write(f"pyspark {pyspark.__version__}: {TRIED[name].__doc__}\n")

@@ -57,9 +57,15 @@ TRIED = {
     "pyspark==4.0.0 pandas==2.2.0 pyarrow==18.0.0": ["batch", "mapped", "view", "stream"],
     "pyspark==4.2.0 delta-spark==4.4.0 deltalake==1.6.6": ["delta"],
     # A format at a time, since a process has one Spark. DCP_SPARK_KILLS=60 kills as often.
-    "pyspark==4.0.5 deltalake==1.6.6": ["delta_tables", "iceberg_tables"],
-    "pyspark==4.1.4 deltalake==1.6.6": ["iceberg_tables"],
-    "pyspark==4.2.* deltalake==1.6.6": ["delta_tables"],
+    "pyspark==4.0.5 deltalake==1.6.6": [
+        "delta_tables",
+        "delta_kills",
+        "iceberg_tables",
+        "iceberg_kills",
+    ],
+    "pyspark==4.1.4 deltalake==1.6.6": ["delta_tables", "iceberg_tables", "iceberg_kills"],
+    "pyspark==4.2.* deltalake==1.6.6": ["delta_tables", "delta_kills"],
+    "pyspark==4.3.* deltalake==1.6.6": ["path_kills"],
     "pyspark[connect]==4.2.*": ["connect"],
     "pyspark[connect]==4.3.*": ["connect"],
     "pyspark[pipelines]==4.3.*": ["pipeline"],
