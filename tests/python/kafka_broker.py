@@ -7,9 +7,11 @@ import time
 import uuid
 from pathlib import Path
 
-from confluent_kafka import Consumer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 
+# Seconds until a commit, which was answered before, is seen at the latest.
+_SETTLED = 2.0
 _JARS = Path(__file__).parents[2] / ".state" / "kafka"
 _PROPERTIES = r"""
 process.roles=broker,controller
@@ -107,18 +109,35 @@ class Broker:
                 return []
             places = [TopicPartition(topic, each, 0) for each in found.partitions]
             consumer.assign(places)
-            left, records = {each.partition for each in places}, []
-            until = time.monotonic() + 30
+            left = self._ends(places)
+            records = []
+            until, settled = time.monotonic() + 30, time.monotonic() + _SETTLED
             while left:
                 assert time.monotonic() < until, f"{topic} has no end"
                 for record in consumer.consume(1000, timeout=0.1):
-                    if record.error() is not None:
-                        left.discard(record.partition())
-                    else:
+                    if record.error() is None:
                         records.append(record)
+                        settled = time.monotonic() + _SETTLED
+                    elif record.offset() >= left.get(record.partition(), 0):
+                        left.pop(record.partition(), None)
+                if time.monotonic() > settled:
+                    # A transaction of a process that died.
+                    break
             return sorted(records, key=lambda each: (each.partition(), each.offset()))
         finally:
             consumer.close()
+
+    def _ends(self, places):
+        """Gives the offset after the last of each partition, of what is not committed too."""
+        admin = AdminClient({"bootstrap.servers": self.address})
+        until = time.monotonic() + 10
+        while True:
+            try:
+                found = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()))
+                return {place.partition: each.result().offset for place, each in found.items()}
+            except KafkaException:
+                assert time.monotonic() < until, "a partition has no leader"
+                time.sleep(0.05)
 
     def table(self, topic):
         """Gives the table that a topic comes to: the last record of each key, unless null."""

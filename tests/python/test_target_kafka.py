@@ -8,7 +8,12 @@ import time
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+)
 
 import dcp_rs
 from dcp_rs.exceptions import (
@@ -24,6 +29,7 @@ from dcp_rs.exceptions import (
 from dcp_rs.replication import open_database, open_target
 from dcp_rs.replication.kafka import broker as contact
 from dcp_rs.replication.kafka import session as sessions
+from dcp_rs.replication.kafka.settings import Settings
 from kafka_broker import headers
 from replicas import replicate
 
@@ -143,6 +149,25 @@ def test_the_compacted_topic_follows_a_rollback(cluster, kafka_broker, topic):
     assert done.rollbacks == 1
     keys = [f"k{number}" for number in range(8)]
     assert values(kafka_broker, topic) == documents(cluster, keys)
+
+
+def test_a_topic_is_read_with_what_was_committed_just_now(kafka_broker, topic, admin):
+    admin.create_topics([NewTopic(topic, 2)])[topic].result()
+    address = {"bootstrap.servers": kafka_broker.address}
+    broker = contact.Broker(Settings(brokers=kafka_broker.address, topic=topic))
+    found = broker.make(topic, is_compacted=False)
+    producer = Producer(address | {"transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    producer.produce(topic, b"", b"a", partition=1)
+    assert producer.flush(10) == 0
+    # As a commit that was answered, whose markers are not written yet.
+    later = threading.Timer(0.5, producer.commit_transaction)
+    later.start()
+    try:
+        assert [each.key() for each in broker.records(found)] == [b"a"]
+    finally:
+        later.join()
 
 
 def test_a_log_has_the_rollback_in_each_partition(cluster, kafka_broker, topic):

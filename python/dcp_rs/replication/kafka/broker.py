@@ -247,33 +247,38 @@ class Broker:
         finally:
             consumer.close()
 
-    def _ends(self, consumer: Any, place: Any) -> tuple[int, int]:
-        """Returns the first offset of a partition and the one after its last."""
+    def _offsets(self, topic: Topic, spec: Any) -> dict[int, int]:
+        """Returns an offset of each partition, of what is not committed too.
+
+        A consumer of committed records would leave out those whose commit was just answered.
+        """
+        places = [self._kafka.TopicPartition(topic.name, each) for each in range(topic.partitions)]
         until = time.monotonic() + _REQUEST
         while True:
             try:
-                first, end = consumer.get_watermark_offsets(place, timeout=_REQUEST)
+                waiting = self._admin.list_offsets(
+                    dict.fromkeys(places, spec), request_timeout=_REQUEST
+                )
+                return {place.partition: each.result().offset for place, each in waiting.items()}
             except self._kafka.KafkaException as error:
                 # Of a topic that was made again, the library may ask the broker of the one before.
                 is_passing = error.args[0].name() in _PASSING
                 if not is_passing or time.monotonic() > until:
                     raise
-                consumer.list_topics(place.topic, timeout=_REQUEST)
                 time.sleep(0.1)
-            else:
-                return first, end
 
     def _read(self, consumer: Any, topic: Topic) -> Iterator[Any]:
-        ends: dict[int, int] = {}
-        starts = []
-        for number in range(topic.partitions):
-            place = self._kafka.TopicPartition(topic.name, number)
-            first, end = self._ends(consumer, place)
-            if first < end:
-                ends[number] = end
-                starts.append(self._kafka.TopicPartition(topic.name, number, first))
-        if starts:
-            consumer.assign(starts)
+        spec = self._api.OffsetSpec
+        firsts = self._offsets(topic, spec.earliest())
+        ends = {
+            number: end
+            for number, end in self._offsets(topic, spec.latest()).items()
+            if firsts[number] < end
+        }
+        if ends:
+            consumer.assign(
+                [self._kafka.TopicPartition(topic.name, each, firsts[each]) for each in ends]
+            )
         until = time.monotonic() + _READ
         while ends:
             for record in consumer.consume(_RECORDS, timeout=0.02):
