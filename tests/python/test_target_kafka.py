@@ -3,6 +3,7 @@
 import itertools
 import json
 import logging
+import random
 import threading
 import time
 
@@ -305,6 +306,66 @@ def test_what_is_too_large_is_rejected_and_its_older_record_removed(cluster, kaf
     replicate(cluster, url)
     assert values(kafka_broker, topic) == {b"large": b'{"n":3}', b"small": b'{"n":2}'}
     assert not kafka_broker.table(f"{topic}_rejected"), "it is settled"
+
+
+@pytest.mark.parametrize(
+    ("options", "compression", "is_json"),
+    [
+        ({}, "producer", True),
+        # The broker compresses anew what does not compress.
+        ({}, "gzip", False),
+        ({"value_format": "envelope", "headers": "one"}, "gzip", False),
+        (
+            {"value_format": "envelope", "key_format": "path", "compression.type": "zstd"},
+            "producer",
+            True,
+        ),
+    ],
+)
+def test_a_record_of_nearly_the_broker_s_limit_is_written_or_kept_as_a_reject(  # noqa: PLR0917 - fixtures and cases
+    cluster, kafka_broker, topic, admin, options, compression, is_json
+):
+    limit = 20_000
+    config = {"max.message.bytes": str(limit), "compression.type": compression}
+    config["cleanup.policy"] = "compact"
+    admin.create_topics([NewTopic(topic, 1, config=config)])[topic].result()
+    url = kafka_broker.url(topic, **options, **{"message.max.bytes": limit})
+
+    def written_of(sizes):
+        """Gives which documents of these sizes are in the topic; the others are rejects."""
+        keys = {size: '"' * 200 + str(size) for size in sizes}
+        for size, key in keys.items():
+            text = random.Random(size).randbytes(size)
+            if is_json:
+                text = b'"%s"' % text.hex().encode()[: size - 2]
+            cluster.upsert(key, text)
+        done = replicate(cluster, url)
+        found = [str(each) for each in kafka_broker.table(topic)]
+        kept = [str(each) for each in kafka_broker.table(f"{topic}_rejected")]
+        is_there = {size: sum(f"\"{size}'" in each for each in found) for size in sizes}
+        is_kept = {size: sum(f"\"{size}'" in each for each in kept) for size in sizes}
+        places = {size: is_there[size] + 2 * is_kept[size] for size in sizes}
+        assert {size: place for size, place in places.items() if place not in {1, 2}} == {}
+        assert done.rejected >= sum(is_kept.values())
+        return [size for size in sizes if is_there[size]]
+
+    sizes = range(limit // 2, limit + 500, 100)
+    below = written_of(sizes)
+    assert below == list(sizes)[: len(below)], "the large are the rejects"
+    assert 0 < len(below) < len(sizes)
+    exact = range(below[-1] - 20, below[-1] + 120)
+    assert 0 < len(written_of(exact)) < len(exact)
+
+
+def test_a_state_that_is_too_large_is_named(kafka_broker, topic):
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=64) as cluster:
+        for number in range(200):
+            cluster.upsert(f"k{number}", {})
+        url = kafka_broker.url(topic, **{"message.max.bytes": 2000})
+        with pytest.raises(ConfigError, match=r"set message\.max\.bytes=\d{4} or") as raised:
+            replicate(cluster, url)
+    assert raised.value.option == "target"
+    assert kafka_broker.records(topic) == []
 
 
 def test_other_partitions_are_refused(cluster, kafka_broker, topic, admin):

@@ -42,8 +42,11 @@ COLUMNS_OF_ENVELOPE = ("rev", "expiry", "flags")
 
 # What librdkafka takes for no header.
 _NONE = -(2**63)
-# More than a record has beside its key and value, with all headers.
-OVERHEAD = 1024
+# More than a batch of one record has beside its key and value, and than all headers have.
+_OVERHEAD = 128
+_OF_HEADERS = 896
+# More than compression adds to what does not compress, as a share: a broker may do it anew.
+_ADDED = 2048
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -65,6 +68,16 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.keys)
+
+    def sizes(self) -> pa.Array:
+        """Returns the most bytes that a broker may see in a batch of each alone."""
+        own = [
+            pc.fill_null(pc.binary_length(column), 0).cast(pa.int64())
+            for column in (self.keys, self.values)
+        ]
+        size = pc.add(*own)
+        fixed = _OVERHEAD + (_OF_HEADERS if self.headers else 0)
+        return pc.add(pc.add(size, pc.divide(size, _ADDED)), fixed)
 
     def send(self, producer: Any, topic: str, count: int, headers: str, timeout: float) -> None:
         """Adds them to the transaction."""
@@ -136,6 +149,12 @@ def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Se
         as_array(partitions_of(rows, count, settings)),
         headers_of(rows),
     )
+
+
+def surely_small(settings: Settings) -> int:
+    """Returns how large a document may be whose record is not too large, whatever is around it."""
+    # Base64 adds a third. Keys have 250 bytes, each of which may take six in an envelope.
+    return settings.message_bytes // 2 - 4096
 
 
 def keys_of(rows: pa.Table, settings: Settings) -> pa.ChunkedArray:

@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError, DcpError
@@ -175,7 +176,11 @@ class Session:
         records.send(self._producer, topic.name, topic.partitions, self.settings.headers, _SEND)
 
     def save(self, states: dict[str, Stored | None]) -> None:
-        """Adds states of topics to the transaction; `None` for those that are gone."""
+        """Adds states of topics to the transaction; `None` for those that are gone.
+
+        Raises:
+            ConfigError: One is too large for a record.
+        """
         if self._topic is None:
             raise AssertionError("the session is open")
         texts = [None if stored is None else stored.to_json() for stored in states.values()]
@@ -185,6 +190,14 @@ class Session:
             pa.array([0] * len(states), pa.int32()),
             [],
         )
+        largest = pc.max(records.sizes()).as_py()
+        if largest > self.settings.message_bytes:
+            raise ConfigError(
+                f"a record of {self._topic.name}, a position in all vBuckets, takes {largest}"
+                f" bytes: set message.max.bytes={largest} or more, and max.message.bytes of the"
+                " topics",
+                option="target",
+            )
         self.send(self._topic, records)
 
     def close(self) -> None:

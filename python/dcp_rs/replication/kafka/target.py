@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.replication.decoding import as_array
 from dcp_rs.replication.kafka import records as recording
 from dcp_rs.replication.kafka.kept import Kept
 from dcp_rs.replication.kafka.records import Records
@@ -182,14 +183,20 @@ class KafkaTarget:
         return commit, sent
 
     def _too_large(self, rows: pa.Table, documents: pa.ChunkedArray) -> list[int]:
-        limit = self._session.settings.message_bytes - recording.OVERHEAD
-        size = pc.add(
-            pc.fill_null(pc.binary_length(documents), 0).cast(pa.int64()),
-            pc.fill_null(pc.binary_length(rows["key"]), 0).cast(pa.int64()),
-        )
+        """Returns the rows whose records are too large, as they are before compression."""
+        settings = self._session.settings
         # PyArrow 18 crashes on the indices of several chunks.
-        is_large = pc.greater(size, limit).combine_chunks()
-        return [int(each) for each in pc.indices_nonzero(is_large).to_pylist()]
+        is_near = pc.greater(
+            pc.fill_null(pc.binary_length(documents), 0),
+            recording.surely_small(settings),
+        ).combine_chunks()
+        near = pc.indices_nonzero(is_near)
+        if not len(near):
+            return []
+        own = rows.take(near), documents.take(near)
+        sizes = recording.of_rows(*own, self._here.partitions, settings).sizes()
+        is_large = pc.greater(sizes, settings.message_bytes)
+        return [int(each) for each in near.filter(is_large).to_pylist()]
 
     def _check_collections(self, rows: pa.Table) -> None:
         settings = self._session.settings
@@ -328,20 +335,19 @@ class Prepared:
         rejects = commit.rejects
         if not len(rejects):
             return
-        limit = settings.message_bytes - recording.OVERHEAD
-        is_large = pc.greater(pc.fill_null(pc.binary_length(rejects["value"]), 0), limit)
         # A compacted topic takes null for a tombstone.
-        values = pc.fill_null(pc.if_else(is_large, b"", rejects["value"]), b"")
-        keys = _reject_keys(rejects, settings)
-        headers = recording.headers_of(rejects, (*recording.HEADERS, "reason"))
-        partitions = pa.array([0] * len(keys), pa.int32())
-        session.send(
-            topic,
-            Records(pa.array(keys, pa.binary()), values.combine_chunks(), partitions, headers),
+        values = pc.fill_null(rejects["value"], b"").combine_chunks()
+        found = Records(
+            pa.array(_reject_keys(rejects, settings), pa.binary()),
+            as_array(values),
+            pa.repeat(pa.scalar(0, pa.int32()), len(rejects)),
+            recording.headers_of(rejects, (*recording.HEADERS, "reason")),
         )
+        is_large = pc.greater(found.sizes(), settings.message_bytes)
+        session.send(topic, replace(found, values=pc.if_else(is_large, b"", found.values)))
         if kept is not None:
             position = rejects.select(["collection_id", "vbucket", "epoch", "generation"])
-            for key, row in zip(keys, position.to_pylist(), strict=True):
+            for key, row in zip(found.keys.to_pylist(), position.to_pylist(), strict=True):
                 kept.add(0, key, list(row.values()))
 
 
