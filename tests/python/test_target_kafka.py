@@ -11,6 +11,8 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewPartitions,
     NewTopic,
@@ -355,6 +357,31 @@ def test_a_record_of_nearly_the_broker_s_limit_is_written_or_kept_as_a_reject(  
     assert 0 < len(below) < len(sizes)
     exact = range(below[-1] - 20, below[-1] + 120)
     assert 0 < len(written_of(exact)) < len(exact)
+
+
+def test_a_topic_that_takes_less_while_it_is_written_is_an_error(
+    cluster, kafka_broker, topic, admin, monkeypatch
+):
+    url = kafka_broker.url(topic)
+    cluster.upsert("a", {"n": 1})
+    replicate(cluster, url)
+    cluster.upsert("a", {"text": random.Random(1).randbytes(5000).hex()})
+    send = sessions.Session.send
+
+    def lowered(self, *arguments):
+        less = ConfigEntry("max.message.bytes", "2000", incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource("topic", topic, incremental_configs=[less])
+        admin.incremental_alter_configs([resource])[resource].result()
+        time.sleep(0.2)
+        send(self, *arguments)
+
+    monkeypatch.setattr(sessions.Session, "send", lowered)
+    with pytest.raises(DataError, match="MSG_SIZE_TOO_LARGE"):
+        replicate(cluster, url)
+    assert values(kafka_broker, topic) == {b"a": b'{"n":1}'}
+    monkeypatch.setattr(sessions.Session, "send", send)
+    with pytest.raises(ConfigError, match=r"set message\.max\.bytes=2000"):
+        replicate(cluster, url)
 
 
 def test_a_state_that_is_too_large_is_named(kafka_broker, topic):

@@ -164,7 +164,12 @@ class Session:
         with self._explained():
             try:
                 producer.begin()
-                yield self
+                try:
+                    yield self
+                except DcpError as error:
+                    if not str(error).endswith("(_STATE)"):
+                        raise
+                    # It has failed before, of which only a commit, itself refused, says why.
                 producer.commit(_COMMIT)
             except BaseException:
                 with contextlib.suppress(DcpError):
