@@ -559,6 +559,15 @@ def test_columns_of_documents_are_refused(cluster, kafka_broker, topic):
     assert raised.value.option == "document_schema"
 
 
+@pytest.mark.parametrize("options", [{}, {"tables": "{collection}"}])
+def test_marks_of_removed_documents_are_refused(cluster, kafka_broker, topic, options):
+    url = kafka_broker.url("" if options else topic, name=topic)
+    with pytest.raises(ConfigError, match="tombstone") as raised:
+        replicate(cluster, url, deletes="mark", **options)
+    assert raised.value.option == "deletes"
+    assert kafka_broker.topics() & {topic, "_default"} == set()
+
+
 def test_a_package_without_a_library_is_an_error(monkeypatch, tmp_path):
     maps = tmp_path / "maps"
     maps.write_text("7f0000 r-xp 00000000 00:00 1 /lib/libc.so.6\n")

@@ -147,8 +147,18 @@ def check_mode(target: Target | Database, mode: object) -> None:
 
 
 def _with_columns(contract: Contract, target: Target | Database, mode: str) -> Contract:
-    """Returns a contract for rows with the columns that a target needs."""
+    """Returns a contract for rows with the columns that a target needs.
+
+    Raises:
+        ConfigError: Removed documents are to be marked, and the target has no column for it.
+    """
     is_marked = mode == "table" and getattr(target, "marks_deletes", False)
+    if is_marked and contract.deletes == "mark":
+        raise ConfigError(
+            "this target has no column for it, and a tombstone for each removed document: leave it"
+            " out",
+            option="deletes",
+        )
     deletes = "mark" if is_marked else contract.deletes
     more = tuple(getattr(target, "columns", ()))
     if mode == "history":
