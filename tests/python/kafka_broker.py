@@ -36,6 +36,7 @@ transaction.state.log.num.partitions=1
 transaction.abort.timed.out.transaction.cleanup.interval.ms=200
 auto.create.topics.enable=false
 log.cleaner.dedupe.buffer.size=4194304
+log.cleaner.backoff.ms=500
 log.flush.interval.messages=9223372036854775807
 """
 

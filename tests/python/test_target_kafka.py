@@ -553,6 +553,30 @@ def test_a_damaged_state_is_refused(cluster, kafka_broker, topic):
         replicate(cluster, url)
 
 
+def test_a_start_reads_few_of_the_old_states(cluster, kafka_broker, topic, admin, caplog):
+    states = f"{topic}-states"
+    url = kafka_broker.url(topic, state=states)
+    replicate(cluster, url)
+    producer = Producer({"bootstrap.servers": kafka_broker.address})
+    for _ in range(50):
+        producer.produce(states, b"x" * 900_000, b"another")
+        assert producer.flush(10) == 0
+    producer.produce(states, None, b"another")
+    assert producer.flush(10) == 0
+    until = time.monotonic() + 60
+    while sum(len(each.value() or b"") for each in kafka_broker.records(states)) > 20_000_000:
+        assert time.monotonic() < until, "it is not compacted"
+        time.sleep(0.5)
+    replicate(cluster, url)
+    assert not [each for each in caplog.records if getattr(each, "event", "")]
+    own = f"{topic}-own"
+    admin.create_topics([NewTopic(own, 1, config={"cleanup.policy": "compact"})])[own].result()
+    replicate(cluster, kafka_broker.url(f"{topic}-2", state=own))
+    (told,) = [each for each in caplog.records if getattr(each, "event", "")]
+    assert told.event == "states_not_compacted"
+    assert told.fields == {"topic": own, "segment_bytes": 1 << 30}
+
+
 def test_columns_of_documents_are_refused(cluster, kafka_broker, topic):
     with pytest.raises(ConfigError) as raised:
         replicate(cluster, kafka_broker.url(topic), document_schema="name STRING")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require
+from dcp_rs._logging import about
 from dcp_rs.exceptions import (
     AccessDeniedError,
     AuthenticationError,
@@ -20,7 +21,7 @@ from dcp_rs.exceptions import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from dcp_rs.replication.kafka.settings import Settings
 
@@ -35,6 +36,9 @@ _RECORDS = 10_000
 _ERRORS = 100
 # What a broker says while another one begins to lead a partition.
 _PASSING = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_OR_PART"}
+# A start reads the topic of states, of which a broker compacts all but the newest segment.
+_OF_STATES = {"segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
+_SEGMENT_BYTES = 64 * 1024 * 1024
 # What this process has loaded.
 _MAPS = Path("/proc/self/maps")
 
@@ -149,8 +153,36 @@ class Broker:
             raise self.failure(error, f"topic {name}") from None
         return Topic(name, str(found.topic_id), len(found.partitions))
 
-    def make(self, name: str, *, is_compacted: bool, partitions: int | None = None) -> Topic:
-        """Returns a topic, which is created if it is missing.
+    def make_states(self) -> Topic:
+        """Returns the topic of states, which is created if it is missing.
+
+        Raises:
+            ConfigError: It is there with settings that lose records, or cannot be created.
+            AccessDeniedError: The right to is missing.
+        """
+        name = self._settings.state
+        found = self.make(name, is_compacted=True, partitions=1, config=_OF_STATES)
+        segment = int(self._config(name)["segment.bytes"].value)
+        if segment > _SEGMENT_BYTES:
+            _log.warning(
+                "the topic %s keeps old states in segments of %d bytes, which each start reads: set"
+                " segment.bytes=%s",
+                name,
+                segment,
+                _OF_STATES["segment.bytes"],
+                extra=about("states_not_compacted", topic=name, segment_bytes=segment),
+            )
+        return found
+
+    def make(
+        self,
+        name: str,
+        *,
+        is_compacted: bool,
+        partitions: int | None = None,
+        config: Mapping[str, str] | None = None,
+    ) -> Topic:
+        """Returns a topic, which is created if it is missing, with some settings.
 
         Raises:
             ConfigError: It is there with settings that lose records, or cannot be created.
@@ -158,12 +190,12 @@ class Broker:
         """
         found = self.topic(name)
         if found is None:
-            policy = {"cleanup.policy": "compact"} if is_compacted else {}
+            own = {"cleanup.policy": "compact"} if is_compacted else {}
             new = self._api.NewTopic(
                 name,
                 partitions or self._settings.partitions,
                 self._settings.replication,
-                config=policy,
+                config=own | dict(config or {}),
             )
             (waiting,) = self._admin.create_topics([new], request_timeout=_REQUEST).values()
             try:
@@ -184,13 +216,17 @@ class Broker:
             time.sleep(0.02)
         raise TimeoutError(f"topic {name} was created, and did not appear in {_REQUEST:.0f} s")
 
-    def _check(self, name: str, *, is_compacted: bool) -> None:
+    def _config(self, name: str) -> Any:
+        """Returns the settings of a topic by their names."""
         resource = self._api.ConfigResource("topic", name)
         (waiting,) = self._admin.describe_configs([resource], request_timeout=_REQUEST).values()
         try:
-            found = waiting.result()
+            return waiting.result()
         except self._kafka.KafkaException as error:
             raise self.failure(error, f"topic {name}") from None
+
+    def _check(self, name: str, *, is_compacted: bool) -> None:
+        found = self._config(name)
         policy = found["cleanup.policy"].value
         if is_compacted and policy != "compact":
             raise ConfigError(

@@ -120,7 +120,7 @@ class Session:
         producer = _dcp_rs.KafkaProducer(self._library, list(self._options().items()))
         try:
             self.broker.check()
-            self._topic = self.broker.make(self.settings.state, is_compacted=True, partitions=1)
+            self._topic = self.broker.make_states()
             with self._explained():
                 producer.init(_INIT)
             # After that, no other process adds any.
