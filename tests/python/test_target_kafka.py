@@ -4,6 +4,7 @@ import itertools
 import json
 import logging
 import random
+import socket
 import threading
 import time
 
@@ -463,6 +464,27 @@ def test_a_wrong_url_is_refused_by_its_option(url, told):
         open_target(url)
     assert raised.value.option == "target"
     assert _PASSWORD not in str(raised.value)
+
+
+def test_brokers_are_left_alone_until_a_target_is_opened(monkeypatch):
+    asked = []
+    client = contact.Broker._client
+    monkeypatch.setattr(
+        contact.Broker,
+        "_client",
+        lambda self, options: asked.append(options["bootstrap.servers"]) or client(self, options),
+    )
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(1)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        open_target(f"kafka://{address}?topic=a").close()
+        open_database(f"kafka://{address}").close()
+        assert asked == [], "no client, and no thread of it"
+        found = open_target(f"kafka://{address}?topic=a&linger.ms=5&socket.timeout.ms=1000")
+        assert asked == [""]
+        with pytest.raises(TimeoutError):
+            server.accept()
+        found.close()
 
 
 @pytest.mark.shows_password("the file of options has it")

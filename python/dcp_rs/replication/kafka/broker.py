@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +92,19 @@ class Broker:
         self._settings = settings
         # The last errors: a cluster may be away for days.
         self._seen: deque[Any] = deque(maxlen=_ERRORS)
-        options = settings.client | {"error_cb": self._seen.append}
+        if settings.config:
+            # Without brokers, it only looks at the options.
+            self._client({**settings.client, "bootstrap.servers": ""})
+
+    @cached_property
+    def _admin(self) -> Any:
+        return self._client(self._settings.client)
+
+    def _client(self, options: dict[str, str]) -> Any:
         try:
-            self._admin = self._api.AdminClient(options, logger=_Quiet())
+            return self._api.AdminClient(
+                {**options, "error_cb": self._seen.append}, logger=_Quiet()
+            )
         except self._kafka.KafkaException as error:
             raise self.failure(error) from None
 
