@@ -516,7 +516,8 @@ class InKafka(Replica):
             found = self.broker.records(name)
         rows = [headers(each) | {"key": each.key(), "value": each.value()} for each in found]
         for row in rows:
-            row["scope"], _, row["collection"] = row["collection"].partition(".")
+            # The name of one that is gone may not be known.
+            row["scope"], _, row["collection"] = row.get("collection", "").partition(".")
             row["key"] = row["key"].removeprefix(b"%d." % row["collection_id"])
         return rows
 
