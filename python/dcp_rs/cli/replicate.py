@@ -158,6 +158,18 @@ _REPLICATION_OPTIONS = (
         help="Try again for SECONDS while the target is unavailable (0).",
     ),
     click.option(
+        "--compact-every",
+        type=float,
+        metavar="SECONDS",
+        help="Merge small files of Delta tables every SECONDS; with --once, at the end.",
+    ),
+    click.option(
+        "--keep-versions-for",
+        type=float,
+        metavar="SECONDS",
+        help="Then remove files of versions that are older than SECONDS.",
+    ),
+    click.option(
         "--listen",
         metavar="HOST:PORT",
         help="Answer /livez, /readyz, /status and /metrics there, such as 127.0.0.1:9108.",

@@ -45,6 +45,8 @@ from dcp_rs.replication.target import (
     Endings,
     GrowingTarget,
     HistoryTarget,
+    Maintained,
+    MaintainedTarget,
     Target,
 )
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
@@ -70,6 +72,8 @@ __all__ = [
     "HistoryTarget",
     "InferredField",
     "InferredSchema",
+    "Maintained",
+    "MaintainedTarget",
     "Progress",
     "State",
     "TableProgress",
@@ -117,6 +121,8 @@ def replicate(
     commit_bytes: int = 64 * 1024 * 1024,
     commit_interval: float = 1.0,
     target_retry_timeout: float = 0.0,
+    compact_every: float | None = None,
+    keep_versions_for: float | None = None,
     listen: str | None = None,
     hung_after: float = 300.0,
     stop: threading.Event | None = None,
@@ -203,11 +209,15 @@ def replicate(
             caught up commits sooner, as soon as the stream brings nothing.
         target_retry_timeout: Seconds for which to try again while a database cannot be reached or a
             disk is full. 0, the default, raises at once.
+        compact_every: Seconds after which to merge the small files of Delta tables, again and
+            again; with `once`, at the end. Other targets have tools of their own.
+        keep_versions_for: Seconds for which old versions of Delta tables stay readable, at least an
+            hour: files that only older ones need are removed after each compaction.
         listen: Where to answer `/livez`, `/readyz`, `/status` and `/metrics` over HTTP, such as
             `127.0.0.1:9108`. Anyone who reaches it may read them: `0.0.0.0:9108` is reached from
             other machines. A port alone is one of 127.0.0.1.
         hung_after: Seconds after which `/livez` fails, if a commit or `on_progress` has not
-            returned. Waiting for Couchbase does not count.
+            returned. Neither waiting for Couchbase nor compacting counts.
         stop: Event that stops it: it commits what was read, and returns.
         on_progress: Function that is called with the `dcp_rs.replication.Progress`
             after each commit and about once a second, on the calling thread.
@@ -228,6 +238,7 @@ def replicate(
     from dcp_rs.replication.controls import check_commits
     from dcp_rs.replication.core import Replication, Settings
     from dcp_rs.replication.health import Health, Watch
+    from dcp_rs.replication.maintenance import Policy
     from dcp_rs.replication.reload import Reload
     from dcp_rs.replication.schemas import Contract
 
@@ -270,6 +281,7 @@ def replicate(
         commit_bytes=commit_bytes,
         commit_interval=commit_interval,
         target_retry_timeout=target_retry_timeout,
+        maintenance=Policy.of(compact_every, keep_versions_for),
         stop=threading.Event() if stop is None else stop,
         on_progress=on_progress,
     )

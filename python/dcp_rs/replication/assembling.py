@@ -184,6 +184,8 @@ def _columns(contract: Contract, settings: Settings, target: Target) -> OwnSchem
 def _checked(target: Target | Database, settings: Settings) -> Settings:
     """Returns the settings for a target, which it can have."""
     check_mode(target, settings.mode)
+    if settings.maintenance is not None:
+        settings.maintenance.check(target)
     takes_rejects = getattr(target, "takes_rejects", False)
     if settings.on_error == "reject" and not takes_rejects:
         raise ConfigError(

@@ -33,6 +33,7 @@ from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
 from dcp_rs.replication.lag import Lag
+from dcp_rs.replication.maintenance import Maintenance
 from dcp_rs.replication.names import is_pattern
 from dcp_rs.replication.outage import Outage, Unreachable
 from dcp_rs.replication.reports import Reports
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.options import BackfillOrder, Priority
     from dcp_rs.replication.health import Health
+    from dcp_rs.replication.maintenance import Policy
     from dcp_rs.replication.progress import Progress
     from dcp_rs.replication.reader import Read
     from dcp_rs.replication.sharing import BucketShare
@@ -96,6 +98,7 @@ class Settings:
     commit_bytes: int
     commit_interval: float
     target_retry_timeout: float
+    maintenance: Policy | None
     stop: threading.Event
     on_progress: Callable[[Progress], None] | None
 
@@ -129,6 +132,8 @@ class Replication:
         # Whether to ask for every version, until a server says that it keeps none.
         self._has_history = True
         self._outage: Outage | None = None
+        policy = settings.maintenance
+        self._maintenance = None if policy is None else Maintenance(policy, health)
         # After which what was read and not committed is lost, until the tables are opened again.
         self._commit_error: Exception | None = None
 
@@ -166,12 +171,16 @@ class Replication:
                 break
             self._reports.watch(self._groups)
             self._look(time.monotonic())
+            if self._maintenance is not None:
+                self._maintenance.turn(self._in_step)
             if not any(has_moved):
                 self._news.wait(max(min(self._seconds_left(), _TICK), 0.001))
         for group in self._groups:
             self._commit_all(group, is_due=True)
         if self._settings.once and not stop.is_set():
             self._reports.phase = "done"
+            if self._maintenance is not None:
+                self._maintenance.end(self._in_step())
         return self._reports.report(self._groups)
 
     def _open_tables(self) -> None:
@@ -184,6 +193,13 @@ class Replication:
         for group in before:
             self._close(group)
         self._commit_error = None
+        if self._maintenance is not None:
+            self._maintenance.forget()
+
+    def _in_step(self) -> list[Table]:
+        """Returns the tables that nothing is read again for."""
+        done = [group for group in self._groups if group.phase == "complete" or not group.until_now]
+        return [table for group in done for table in group.tables.values()]
 
     def _waits_for_target(self, error: Exception) -> bool:
         """Waits until a target that failed is to be tried again, or until it is stopped.

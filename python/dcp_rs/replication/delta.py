@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.delta_rejects import DeltaRejects
     from dcp_rs.replication.state import Mode, State
     from dcp_rs.replication.storage import Found
-    from dcp_rs.replication.target import Address, Commit
+    from dcp_rs.replication.target import Address, Commit, Maintained
 
 _log = logging.getLogger("dcp_rs.replication")
 # Tables for which a warning was logged.
@@ -57,6 +57,7 @@ class DeltaTarget:
 
     modes: ClassVar[frozenset[Mode]] = frozenset({"table", "log", "history"})
     takes_rejects: ClassVar[bool] = True
+    compacts: ClassVar[bool] = True
 
     def __init__(self, folder: str | os.PathLike[str] | Storage) -> None:
         self._storage = folder if isinstance(folder, Storage) else None
@@ -322,6 +323,12 @@ class DeltaTarget:
             return
         self._table.merge(commit.rows, commit.deletes, _SAME, commit.removals, properties)
 
+    def maintain(self, keep: float | None) -> Maintained | None:
+        """See `dcp_rs.replication.MaintainedTarget`."""
+        if self._transaction is None or self._is_moved:
+            return None
+        return self._table.maintain(self._transaction, keep)
+
     def close(self) -> None:
         """Does nothing: no connection is kept."""
 
@@ -375,6 +382,7 @@ class DeltaDatabase(FolderOfTables[DeltaTarget]):
     """A folder with a Delta table for each of several collections."""
 
     modes = DeltaTarget.modes
+    compacts = DeltaTarget.compacts
     scheme = "delta"
     marker = STATES
 
@@ -396,6 +404,7 @@ class StoredDelta(StoredTables[DeltaTarget]):
     """A Delta table in object storage for each of several collections."""
 
     modes = DeltaTarget.modes
+    compacts = DeltaTarget.compacts
     scheme = "delta"
     marker = STATES
 

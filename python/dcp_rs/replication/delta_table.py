@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import secrets
 import shutil
@@ -37,7 +38,7 @@ from dcp_rs.replication.delta_schema import (
     nulls_refused,
 )
 from dcp_rs.replication.outage import is_passing
-from dcp_rs.replication.target import overtaken
+from dcp_rs.replication.target import Maintained, overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -464,6 +465,41 @@ class DeltaTable:
                 self._table.update_incremental()
                 named = self._log.named(version, self.number)
                 remove_unnamed(files, named | self.files)
+
+    def maintain(self, transaction: int, keep: float | None) -> Maintained | None:
+        """Compacts small files, and removes those of versions older than `keep` seconds.
+
+        Args:
+            transaction: The application's newest, or the table is left alone.
+            keep: Seconds, of which deltalake takes whole hours; `None` to remove nothing.
+
+        Raises:
+            DcpError: It cannot be done.
+        """
+        try:
+            with locked(self.folder, 0.0) as is_locked:
+                self.find()
+                if self.version() != transaction or self.since(transaction).change is not None:
+                    return None
+                seen = self.number
+                try:
+                    # One at a time: each holds the rows of a file in memory.
+                    done = self._table.optimize.compact(max_concurrent_tasks=1)
+                except BaseException:
+                    if is_locked:
+                        self._clean(seen)
+                    raise
+                removed = []
+                if keep is not None:
+                    removed = self._table.vacuum(
+                        math.ceil(keep / 3600), dry_run=False, enforce_retention_duration=False
+                    )
+                return Maintained(done["numFilesRemoved"], done["numFilesAdded"], len(removed))
+        except BlockingIOError:
+            return None
+        except self._errors as error:
+            is_conflict = isinstance(error, self._conflict)
+            raise self._typed(error, is_conflict=is_conflict) from error
 
     # ----- writing -----
 

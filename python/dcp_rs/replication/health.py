@@ -248,7 +248,7 @@ class Health:
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Notes that it waits for Couchbase meanwhile, which may take `retry_timeout`."""
+        """Notes that it does meanwhile what may take long, such as to wait for Couchbase."""
         self._waiting += 1
         try:
             yield

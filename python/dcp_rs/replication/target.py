@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dcp_rs.documents import MALFORMED
@@ -133,7 +133,7 @@ class Target(Protocol):
     and `Commit.removals` are then of the share's rows only.
 
     A target whose tables have schemas of their own is a `GrowingTarget`, and one that has the mode
-    `history` is a `HistoryTarget`.
+    `history` is a `HistoryTarget`. One whose files grow in number is a `MaintainedTarget`.
     """
 
     modes: frozenset[Mode]
@@ -188,6 +188,38 @@ class HistoryTarget(Target, Protocol):
 
         Returns:
             Rows with the columns of `history.KNOWN`, in any order.
+        """
+
+
+class Maintained(NamedTuple):
+    """What became of a table's files.
+
+    Attributes:
+        compacted: Small files whose rows are in others now.
+        made: Those others.
+        removed: Files of old versions that were removed.
+    """
+
+    compacted: int
+    made: int
+    removed: int
+
+
+class MaintainedTarget(Target, Protocol):
+    """A target of files that grow in number, which has the attribute `compacts`, which is true."""
+
+    def maintain(self, keep: float | None) -> Maintained | None:
+        """Compacts small files, and removes those of old versions.
+
+        The rows stay the same, and so does the state. It leaves a table alone that another process
+        has written to since the last commit.
+
+        Args:
+            keep: Seconds for which versions stay readable after they were replaced; `None` to
+                remove nothing.
+
+        Returns:
+            What was done; `None` if the table was left alone.
         """
 
 
