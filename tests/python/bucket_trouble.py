@@ -29,8 +29,6 @@ class OfABucket(Trouble):
         for name in there[1:]:
             cluster.create_collection(name)
         self._fields = 2
-        # All that any document has been.
-        self._versions = {}
 
     def write(self):
         for _ in range(10):
@@ -40,9 +38,7 @@ class OfABucket(Trouble):
             if name[0] in EVOLVING:
                 other = self.chance.choice([number, number, number, number / 8, str(number), True])
                 value[f"field_{self.chance.randrange(self._fields)}"] = other
-            self.written.upsert(name[1], value, name[0])
-            text = self.cluster.get(name[1], collection=name[0]).value
-            self._versions.setdefault(name, []).append(text)
+            self.upsert(name[1], value, name[0])
 
     def before_death(self):
         """Does a round's first part, which ends with a failover that loses a tail."""
@@ -85,15 +81,10 @@ class OfABucket(Trouble):
         self.collections = tuple(each for each in self.collections if each != name)
 
     def assert_was_committed(self, replica, before):
-        """Asserts that a writer that died left nothing torn, doubled or lost.
-
-        Args:
-            replica: The tables.
-            before: The documents when they last were in step.
-        """
+        """See `Trouble`; of rows that have fields of documents as columns."""
         rows, now = rows_of(replica), self.written.documents()
         for name, row in rows.items():
-            assert any(not lost(text, row) for text in self._versions[name]), row
+            assert any(not lost(text, row) for text in self.versions[name]), row
         if replica.mode == "table":
             # A log that was rolled back has the rest of its vBucket only later.
             kept = {name: text for name, text in now.items() if before.get(name) == text}

@@ -140,6 +140,10 @@ class Replica:
         )
         return self.query("SELECT * FROM documents_rejected") if there["n"] else []
 
+    def unnamed(self):
+        """Gives the files that no version names, after the target's own clean-up if it has one."""
+        return set()
+
     def state(self):
         (found,) = self.query("SELECT state FROM dcp_rs_replication")
         return json.loads(found["state"])
@@ -171,24 +175,26 @@ class InDuckLake(Replica):
     Args:
         catalog: The catalog, as DuckDB attaches it.
         url: URL of the target.
-        options: Options to attach it with.
+        folder: Folder of its files.
+        options: Further options to attach it with, after a comma.
     """
 
-    def __init__(self, catalog, url, options):
-        self.url = url
+    def __init__(self, catalog, url, folder, options=""):
+        self.url, self.folder = url, folder
+        options = f"DATA_PATH '{folder}'{options}"
         self.attach = f"ATTACH 'ducklake:{catalog}' AS lake ({options})"
 
     @classmethod
     def in_sqlite(cls, folder):
         path = folder / "lake.db"
-        return cls(f"sqlite:{path}", f"ducklake+sqlite://{path}", f"DATA_PATH '{path}.files'")
+        return cls(f"sqlite:{path}", f"ducklake+sqlite://{path}", Path(f"{path}.files"))
 
     @classmethod
     def in_postgres(cls, uri, folder):
         schema = uri.rpartition("%3D")[2]
         own = f"metadata_schema={schema}&data={folder / 'lake'}"
-        options = f"METADATA_SCHEMA '{schema}', DATA_PATH '{folder / 'lake'}'"
-        return cls(f"postgres:{uri}", f"ducklake+{uri}&{own}", options)
+        options = f", METADATA_SCHEMA '{schema}'"
+        return cls(f"postgres:{uri}", f"ducklake+{uri}&{own}", folder / "lake", options)
 
     @property
     def path(self):
@@ -196,8 +202,28 @@ class InDuckLake(Replica):
         return Path(self.url.partition("//")[2])
 
     def files(self):
-        """Gives the files of a lake whose catalog is in SQLite."""
-        return Path(f"{self.path}.files").rglob("*.parquet")
+        """Gives the files of the lake."""
+        return self.folder.rglob("*.parquet")
+
+    def unnamed(self):
+        self.clean_up()
+        tables = self.query(
+            "SELECT table_name AS name FROM information_schema.tables WHERE table_catalog = 'lake'"
+        )
+        named = {
+            name
+            for table in tables
+            for row in self.query(f"FROM ducklake_list_files('lake', '{table['name']}')")
+            for name in (row["data_file"], row["delete_file"])
+        }
+        return {str(each) for each in self.files()} - named
+
+    def clean_up(self):
+        """Compacts files, forgets versions, and removes files that nothing names."""
+        self.query("CHECKPOINT")
+        self.query("SELECT * FROM ducklake_expire_snapshots('lake', older_than => now())")
+        for what in ("cleanup_old", "delete_orphaned"):
+            self.query(f"SELECT * FROM ducklake_{what}_files('lake', cleanup_all => true)")
 
     def query(self, statement):
         database = _lakes()
@@ -259,6 +285,13 @@ class InDelta(Replica):
             return []
         query = deltalake.QueryBuilder().register("replica", table)
         return pa.table(query.execute("SELECT * FROM replica")).to_pylist()
+
+    def unnamed(self):
+        found = set()
+        for folder in (self.folder, self.folder.with_name("delta_rejected")):
+            named = "".join(each.read_text() for each in folder.glob("_delta_log/*.json"))
+            found |= {each.name for each in folder.glob("*.parquet") if each.name not in named}
+        return found
 
     def state(self):
         version = deltalake.DeltaTable(str(self.folder)).transaction_version("dcp_rs.replication")
@@ -373,6 +406,13 @@ class InParquet(Replica):
     def _rows_of(self, folder):
         files = sorted(folder.glob("[!.]*.parquet"))
         return pa.concat_tables(map(pq.read_table, files), promote_options="default").to_pylist()
+
+    def unnamed(self):
+        log = {each.name for each in self.folder.glob("*.parquet")}
+        rejects = {
+            each.name for each in self.folder.with_name("parquet_rejected").glob("*.parquet")
+        }
+        return rejects - log | {name for name in log if name.startswith(".")}
 
     def state(self):
         last = max(self.folder.glob("[!.]*.parquet"))

@@ -16,6 +16,8 @@ class Trouble:
 
     def __init__(self, cluster, seed, collections=COLLECTIONS):
         self.collections = collections
+        # All that any document has been.
+        self.versions = {}
         self.chance, self.cluster, self.written = random.Random(seed), cluster, Written(cluster)
         self.done = {}
         self._stop, self._error = threading.Event(), None
@@ -47,7 +49,27 @@ class Trouble:
         for _ in range(10):
             key = f"key_{self.chance.randrange(400)}"
             value = {"n": self.chance.randrange(10**9)}
-            self.written.upsert(key, value, self.chance.choice(self.collections))
+            self.upsert(key, value, self.chance.choice(self.collections))
+
+    def upsert(self, key, value, collection):
+        self.written.upsert(key, value, collection)
+        text = self.cluster.get(key, collection=collection).value
+        self.versions.setdefault((collection, key), []).append(text)
+
+    def assert_was_committed(self, replica, before):
+        """Asserts that a writer that died left nothing torn, doubled or lost.
+
+        Args:
+            replica: What it wrote to.
+            before: The documents when that was last in step.
+        """
+        found, now = replica.documents(), self.written.documents()
+        for name, text in found.items():
+            assert text in self.versions[name], (name, text)
+        if replica.mode == "table":
+            # A log that was rolled back has the rest of its vBucket only later.
+            kept = {name: text for name, text in now.items() if before.get(name) == text}
+            assert kept == {name: found.get(name) for name in kept}
 
     def write_legacy(self):
         """A document whose key is not UTF-8."""

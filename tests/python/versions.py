@@ -220,3 +220,12 @@ def _check_document(own, changes, *, is_whole):
         if ending["value"] is not None:
             assert ended_by == following["seqno"], "versions are adjacent"
             assert begins == following["valid_from"]
+
+
+def assert_none_doubled(rows):
+    """Asserts that a history has no version twice, and no document two that are current."""
+    of = ("generation", "epoch", "collection_id", "key", "seqno")
+    found = [tuple(row[name] for name in of) for row in rows]
+    assert len(set(found)) == len(found), "a version is doubled"
+    current = [(row["collection_id"], row["key"]) for row in rows if row["is_current"]]
+    assert len(set(current)) == len(current), "two versions of a document are current"
