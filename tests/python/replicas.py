@@ -341,6 +341,24 @@ class Stored:
 class OfObjects:
     """A replica whose options are those of the storage."""
 
+    def _by_duckdb(self, files):
+        """Gives DuckDB as a reader of files, if it has the extension for S3."""
+        has_one = find_spec("duckdb_extension_httpfs")
+        return {"duckdb": lambda: self._in_duckdb(files())} if has_one else {}
+
+    def _in_duckdb(self, files):
+        """Gives the rows that DuckDB reads of Parquet files in S3."""
+        place, keys = self.stored.place, self.stored.to_read
+        with duckdb.connect() as database:
+            database.load_extension(extension("httpfs"))
+            database.execute(
+                "CREATE SECRET (TYPE s3, URL_STYLE path, USE_SSL false, REGION 'us-east-1',"
+                f" ENDPOINT '{place['endpoint'].removeprefix('http://')}', KEY_ID 'test',"
+                f" SECRET '{keys['aws_secret_access_key']}')"
+            )
+            read = f"FROM read_parquet({files}, union_by_name = true)"
+            return database.sql(read).to_arrow_table().to_pylist()
+
     @property
     def to_write(self):
         return self.stored.to_write
@@ -370,6 +388,9 @@ class InStoredDelta(OfObjects, InDelta):
             "polars": lambda: pl.read_delta(
                 self.folder, storage_options=self.storage_options
             ).to_dicts(),
+            "duckdb": lambda: (
+                duckdb.arrow(self.delta().to_pyarrow_dataset()).to_arrow_table().to_pylist()
+            ),
         }
 
     def leave_unfinished(self):
@@ -455,7 +476,7 @@ class InStoredParquet(OfObjects, InParquet):
                 storage_options=self.storage_options,
                 missing_columns="insert",
             ).to_dicts(),
-        }
+        } | self._by_duckdb(lambda: [f"{self.folder}/*.parquet"])
 
     def leave_unfinished(self):
         """Leaves rejects as a process that was killed before its commit."""
@@ -562,7 +583,7 @@ class InKafka(Replica):
         return rows
 
 
-class InStoredIceberg(InIceberg):
+class InStoredIceberg(OfObjects, InIceberg):
     def __init__(self, stored, folder):
         self.stored, self.storage_options = stored, stored.to_read
         self.database = f"sqlite:///{folder}/catalog.db"
@@ -590,15 +611,17 @@ class InStoredIceberg(InIceberg):
         with self.table().io.new_input(document).open() as file:
             return json.loads(gzip.decompress(file.read()))
 
+    def files(self):
+        """Gives the files of the newest snapshot."""
+        return [task.file.file_path for task in self.table().scan().plan_files()]
+
     def readers(self):
         return {
             "pyiceberg": self.rows,
             "polars": lambda: pl.read_parquet(
-                [task.file.file_path for task in self.table().scan().plan_files()],
-                storage_options=self.stored.to_read,
-                missing_columns="insert",
+                self.files(), storage_options=self.stored.to_read, missing_columns="insert"
             ).to_dicts(),
-        }
+        } | self._by_duckdb(self.files)
 
     def unnamed(self):
         return set()  # remove_orphan_files of other engines removes what a death has left.

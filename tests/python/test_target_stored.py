@@ -1,5 +1,7 @@
 """Tables in object storage: two writers, readers of others, and what is wrong with a location."""
 
+import itertools
+import json
 import time
 
 import pytest
@@ -8,6 +10,7 @@ import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from replicas import Written
+from test_target_outage import Running
 
 SECRET = "canary-8f1c2e of storage"
 
@@ -43,6 +46,46 @@ def test_a_table_in_storage_follows_its_bucket_and_others_read_it(cluster, anywh
             rows = read()
             settle = replicas.as_documents if replica.mode == "table" else replicas.settle
             assert settle(rows) == written.documents(), name
+
+
+def test_others_read_whole_commits_while_it_is_written(anywhere):
+    replica, numbers = anywhere, itertools.count()
+    settle = replicas.as_documents if replica.mode == "table" else replicas.settle
+
+    def read(by):
+        found = {key: json.loads(text)["n"] for (_, key), text in settle(by()).items()}
+        own = {key: n for key, n in found.items() if key.startswith("own")}
+        # Of each document that is written once, up to some change.
+        newest = max(found.values())
+        assert own == {f"own_{n}": n for n in range(0, newest + 1, 2)}
+        return newest, {key: found[key] for key in found.keys() - own}
+
+    # In one vBucket, changes come in the order in which they were made.
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=1) as cluster:
+
+        def write():
+            for n in itertools.islice(numbers, 10):
+                key = f"key_{n % 6}" if n % 2 else f"own_{n}"
+                cluster.upsert(key, {"n": n})
+
+        write()
+        running = Running(cluster, replica, commit_interval=0.05, commit_rows=3)
+        running.has(8)
+        seen = {name: [] for name in replica.readers()}
+        for _ in range(8):
+            write()
+            for name, by in replica.readers().items():
+                newest, others = read(by)
+                # A version may be left out of which there is a newer one, but none comes back.
+                _, before = seen[name][-1] if seen[name] else (0, {})
+                assert all(n >= before.get(key, 0) for key, n in others.items()), name
+                seen[name].append((newest, others))
+        running.end()
+        replicas.replicate(cluster, replica)
+    last = next(numbers) - 1
+    for name, by in replica.readers().items():
+        assert read(by) == (last, {f"key_{n % 6}": n for n in range(last - 5, last + 1) if n % 2})
+        assert len({newest for newest, _ in seen[name]}) > 2, "it was read between commits"
 
 
 def test_of_two_writers_the_one_that_started_last_goes_on(cluster, anywhere, written):
