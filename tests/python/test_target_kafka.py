@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import (
@@ -32,6 +33,7 @@ from dcp_rs.exceptions import (
 )
 from dcp_rs.replication import open_database, open_target
 from dcp_rs.replication.kafka import broker as contact
+from dcp_rs.replication.kafka import records as recording
 from dcp_rs.replication.kafka import session as sessions
 from dcp_rs.replication.kafka.settings import Settings
 from kafka_broker import headers
@@ -245,6 +247,19 @@ def test_two_collections_do_not_share_keys_in_silence(cluster, kafka_broker, top
         b"_default._default.a": b'{"n":1}',
         b"_default.air.a": b'{"n":2}',
     }
+
+
+def test_a_document_of_a_collection_without_a_name_has_a_key():
+    rows = pa.table(
+        {
+            "key": ["a", "b", None],
+            "scope": ["s", None, None],
+            "collection": ["c", None, None],
+            "collection_id": pa.array([8, 9, 9], pa.int64()),
+        }
+    )
+    settings = Settings(brokers="h:1", key_format="path")
+    assert recording.keys_of(rows, settings).to_pylist() == [b"s.c.a", b"9.b", None]
 
 
 def test_a_second_process_stops_the_first(cluster, kafka_broker, topic):

@@ -162,8 +162,10 @@ def keys_of(rows: pa.Table, settings: Settings) -> pa.ChunkedArray:
     key = rows["key"].cast(pa.binary())
     if settings.key_format == "key":
         return key
-    names = [rows[name].cast(pa.binary()) for name in ("scope", "collection")]
-    return pc.binary_join_element_wise(*names, key, b".")
+    path = pc.binary_join_element_wise(rows["scope"], rows["collection"], ".")
+    # A collection that was dropped meanwhile has no name, and its documents go with their ID.
+    path = pc.coalesce(path, rows["collection_id"].cast(pa.string()))
+    return pc.binary_join_element_wise(path.cast(pa.binary()), key, b".")
 
 
 def partitions_of(rows: pa.Table, count: int, settings: Settings) -> pa.ChunkedArray | pa.Array:
