@@ -69,6 +69,11 @@ test-lowest: .postgres .kafka .installed-lowest ## Run the tests of targets, sto
 	@mkdir -p $(LOG)
 	@$(LOWEST_PY) -m pytest $$($(LOWEST_PY) scripts/libraries.py tests) $(ARGS) 2>&1 | tee $(LOG)/lowest.log
 
+# `make long` tries each: make test-kafka BROKER=4.0.1
+BROKER ?= 4.4.0
+test-kafka: .java $(STATE)/kafka-$(BROKER).stamp .installed-test ## Run the Kafka tests against a broker of the version BROKER
+	@DCP_KAFKA=kafka-$(BROKER) $(PY) -m pytest tests/python/test_target_kafka.py $(ARGS)
+
 # The versions that have the most rules of their own; `make long` runs all tests on all versions.
 test-spark-versions: .java .installed-spark-4.0 .installed-spark-4.1 ## Run the main Spark tests with PySpark 4.0 and 4.1
 	@mkdir -p $(LOG)
@@ -279,6 +284,13 @@ $(STATE)/kafka.stamp: tests/kafka/pom.xml
 		-DoutputDirectory=$(abspath $(STATE))/kafka
 	@touch $@
 
+$(STATE)/kafka-%.stamp: tests/kafka/pom.xml
+	@scripts/require.sh maven
+	@rm -rf $(STATE)/kafka-$*
+	@mvn -q -B -f tests/kafka/pom.xml -Dkafka.version=$* dependency:copy-dependencies \
+		-DoutputDirectory=$(abspath $(STATE))/kafka-$*
+	@touch $@
+
 .benches: .rust
 	@$(CARGO) bench -p dcp-benches --no-run --locked --quiet
 
@@ -361,7 +373,7 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 .installed-spark-4.1: .rust $(STATE)/spark-4.1.stamp
 .installed-spark-4.2: .rust $(STATE)/spark-4.2.stamp
 # Make would delete them as intermediate files.
-.PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp
+.PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp $(STATE)/kafka-%.stamp
 
-.PHONY: demo test static test-rust test-python test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-kafka test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

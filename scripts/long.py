@@ -30,6 +30,8 @@ WORLDS = 20_000
 # All mutants take a day: each run tries one share of so many, the next N the next.
 SHARES = 16
 LOWEST = ROOT / ".state" / "lowest-venv" / "bin" / "python"
+# Beside that of tests/kafka/pom.xml.
+BROKERS = ("4.0.1", "4.2.0", "4.3.0", "4.4.0")
 LAKES = ("ducklake", "ducklake_postgres")
 OF_TARGETS = (
     "replication", "replication_targets", "replication_values", "many_tables", "marked_deletes",
@@ -163,6 +165,14 @@ def stages(first_world: int) -> list[Stage]:
                 {"DCP_STEPS": "50", "DCP_TARGETS": target},
             )
             for target in LAKES
+        ),
+        *(
+            Stage(
+                f"kafka-{version}",
+                f"the tests of Kafka against a broker {version}",
+                ["make", "test-kafka", f"BROKER={version}"],
+            )
+            for version in BROKERS
         ),
         Stage(
             "ducklake",

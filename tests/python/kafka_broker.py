@@ -1,6 +1,7 @@
 """A Kafka broker for tests, and what a consumer of it sees."""
 
 import base64
+import os
 import socket
 import subprocess
 import time
@@ -12,7 +13,8 @@ from confluent_kafka.admin import AdminClient, OffsetSpec
 
 # Seconds until a commit, which was answered before, is seen at the latest.
 _SETTLED = 2.0
-_JARS = Path(__file__).parents[2] / ".state" / "kafka"
+# Of the version in tests/kafka/pom.xml, or of the one that `make long` tries.
+_JARS = Path(__file__).parents[2] / ".state" / os.environ.get("DCP_KAFKA", "kafka")
 _PROPERTIES = r"""
 process.roles=broker,controller
 node.id=1
