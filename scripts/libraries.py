@@ -33,7 +33,7 @@ TESTS = {
     "adbc-driver-postgresql": (*_TARGETS, "test_replication_shares"),
     "click": _COMMANDS,
     "confluent-kafka": ("test_target_kafka",),
-    "deltalake": (*_TARGETS, "test_dlt"),
+    "deltalake": (*_TARGETS, "test_dlt", "test_maintenance"),
     "dlt": ("test_dlt",),
     "duckdb": (*_TARGETS, "test_batches", "test_dlt"),
     "obstore": ("test_stores",),
