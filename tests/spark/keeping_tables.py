@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 import dcp_rs.spark
 import kept_tables
 import merged
+import without_rights
 from kept_tables import KeptTable
 
 # With the documents.
@@ -257,6 +258,52 @@ def refusals(spark, kind):
         kept.close()
 
 
+def rights(spark, kind):
+    """Who may not write is told so, and the table stays as it was."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.write(0, 60, 1)
+        kept.run()
+        before = kept.rows(), kept.batches()
+        kept.write(20, 40, 2)
+        kept.cluster.persist()
+        told = (_by_files if kind == "delta" else _by_catalog)(kept)
+        for each in told:
+            assert "cannot be read and changed by this user" in each, each[:2000]
+        kept.spark.catalog.refreshTable(kept.name)
+        assert (kept.rows(), kept.batches()) == before
+        kept.run()
+        assert kept.table() == kept.truth()
+        kept.close()
+
+
+def _by_files(kept):
+    detail = kept.spark.sql(f"DESCRIBE DETAIL {kept.name}").first()
+    location = Path(detail["location"].removeprefix("file:"))
+    told = without_rights.refused_of_files(
+        location.parent.parent, kept.options(), location, kept.checkpoint
+    )
+    assert not (location.parent / "another").exists()
+    return told
+
+
+def _by_catalog(kept):
+    warehouse = kept.spark.conf.get("spark.sql.catalog.lake.warehouse")
+    catalog = without_rights.Catalog(f"{warehouse}/travel/kept")
+    for name, value in catalog.settings("refusing").items():
+        kept.spark.conf.set(name, value)
+    told = []
+    for name, checkpoint in {"kept": kept.checkpoint, "another": kept.folder / "another"}.items():
+        kept.checkpoint, known = checkpoint, kept.checkpoint
+        sink = dcp_rs.spark.merge_into(table=f"refusing.travel.{name}")
+        told.append(_refused(kept, "", sink))
+        kept.checkpoint = known
+    assert len(catalog.refused) >= len(told), catalog.refused
+    catalog.shutdown()
+    catalog.server_close()
+    return told
+
+
 def _changed(kept, column, batch, batch_id):
     name = column.split()[-1]
     others = [f"`{each}`" for each in batch.columns if each != name]
@@ -271,6 +318,7 @@ def _refused(kept, told, sink=None, **more):
         reason = str(error)
     assert reason is not None, f"not refused: {told}"
     assert re.search(told, reason), reason[:2000]
+    return reason
 
 
 def everything(kind):
@@ -278,6 +326,6 @@ def everything(kind):
     with tempfile.TemporaryDirectory() as folder:
         spark = kept_tables.session(kind, folder)
         merged.keep(spark, new=partial(KeptTable, kind=kind))
-        for each in (once, again, drops, feed, variants, takes_over, refusals, routes):
+        for each in (once, again, drops, feed, variants, takes_over, refusals, rights, routes):
             each(spark, kind)
         spark.stop()

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 
 import dcp_rs.spark
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.spark import merge_sql, merge_table, merge_target
+from dcp_rs.spark import merge_formats, merge_sql, merge_table, merge_target
 from dcp_rs.spark.merge_sql import Removals
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -127,6 +127,21 @@ def test_a_spark_without_a_runtime_says_which_one_it_needs(spark, batch):
     with pytest.raises(ConfigError, match=r"table nowhere.travel.kept needs .*iceberg"):
         dcp_rs.spark.merge_into(table="nowhere.travel.kept")(batch, 0)
     assert not spark.catalog.tableExists("default.kept")
+
+
+@pytest.mark.parametrize(
+    "reason",
+    [
+        "java.io.FileNotFoundException: /t/_delta_log/.00.json.tmp (Permission denied)",
+        "[DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/lake/t/_delta_log",
+        "java.io.IOException: Mkdirs failed to create file:/lake/t",
+        "org.apache.iceberg.exceptions.ForbiddenException: Forbidden: the user may only read",
+    ],
+)
+def test_a_missing_right_is_told(reason):
+    told = "table lake.t cannot be read and changed by this user: grant SELECT and MODIFY"
+    with pytest.raises(ConfigError, match=told), merge_formats.told(None, "lake.t"):
+        raise RuntimeError(reason)
 
 
 def test_a_table_of_another_format_is_refused(spark, batch):

@@ -34,6 +34,8 @@ _MISSING = re.compile(
 _DENIED = re.compile(
     r"INSUFFICIENT_PERMISSIONS|PERMISSION_DENIED|AccessDenied|AccessControlException"
     r"|Permission denied|NotAuthorized|Forbidden|UNAUTHORIZED_ACCESS"
+    # A folder in which none can be made.
+    r"|DELTA_CANNOT_CREATE_LOG_PATH|[Mm]kdirs? (failed|of \S+ failed)"
 )
 # The artifacts that exist, by the version of Spark.
 _DELTA_RUNTIMES = {
