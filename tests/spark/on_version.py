@@ -224,9 +224,17 @@ def path_kills(*_):
     killing_tables.everything("path")
 
 
+def cluster(*_):
+    """A standalone cluster that takes executors away and runs tasks twice."""
+    import on_cluster
+
+    on_cluster.everything()
+
+
 # Those that start Spark for themselves.
 OWN = (
     connect, pipeline, delta, delta_tables, delta_kills, iceberg_tables, iceberg_kills, path_kills,
+    cluster,
 )  # fmt: skip
 TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 

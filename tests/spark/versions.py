@@ -64,7 +64,7 @@ TRIED = {
         "iceberg_kills",
     ],
     "pyspark==4.1.4 deltalake==1.6.6": ["delta_tables", "iceberg_tables", "iceberg_kills"],
-    "pyspark==4.2.* deltalake==1.6.6": ["delta_tables", "delta_kills"],
+    "pyspark==4.2.* deltalake==1.6.6": ["delta_tables", "delta_kills", "cluster"],
     "pyspark==4.3.* deltalake==1.6.6": ["path_kills"],
     "pyspark[connect]==4.2.*": ["connect"],
     "pyspark[connect]==4.3.*": ["connect"],
