@@ -1,8 +1,16 @@
-"""What happens to a bucket in tests of plans, and what a reader keeps of it."""
+"""What happens to a bucket in tests of plans, what a reader keeps of it, and what must be so.
 
-from dcp_rs.exceptions import ConfigError
+The body is one for all that can read plans, in three environments: processes and Polars, Ray in
+`tests/engines`, and Spark.
+"""
+
+import random
+
+import dcp_rs
+from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
 
 VBUCKETS = 8
+COLUMNS = ["op", "vbucket", "seqno", "epoch", "key", "value"]
 
 
 class Bucket:
@@ -66,3 +74,86 @@ class Table:
     def documents(self):
         newest = {row["key"]: row for kept in self.vbuckets.values() for row in kept}
         return {key: row["value"] for key, row in newest.items() if row["op"] == "mutation"}
+
+
+class Plans:
+    """Reads plans one after the other.
+
+    Args:
+        client: Makes them.
+        bucket: What else happens.
+        on_rollback: What a plan does about one.
+        read: Gives the rows of a plan, or raises what ends the read.
+    """
+
+    def __init__(self, client, bucket, on_rollback, read):
+        self.client, self.bucket, self.read = client, bucket, read
+        self.on_rollback, self.rng = on_rollback, bucket.rng
+        self.table = Table()
+        self.seen = {"again": 0, "rollback": 0}
+
+    def step(self, between=None, **options):
+        """Reads a plan; gives how many seqnos it has."""
+        plan = self.client.plan(
+            start=self.table.end,
+            partitions=self.rng.randint(1, 6),
+            on_rollback=self.on_rollback,
+            **options,
+        )
+        if between is not None:
+            between()
+        try:
+            rows = self.read(self.client, plan)
+        except (RollbackError, CheckpointError):
+            self.seen["again"] += 1
+            return 1
+        self.seen["rollback"] += sum(row["op"] == "rollback" for row in rows)
+        self.table.commit(rows, plan.end)
+        return plan.size
+
+    def some(self):
+        """Reads some of what there is."""
+        none, *others = None, self.bucket.write, self.bucket.trouble
+        self.step(
+            self.rng.choice([none, none, *others]),
+            max_seqnos=self.rng.choice([None, 5, 40]),
+            persisted_only=self.rng.random() < 0.7,
+        )
+
+    def rest(self):
+        """Reads what is left; gives the table."""
+        while self.step():
+            pass
+        return self.table
+
+    def check(self):
+        assert self.seen["rollback"], f"it tries no rollback: {self.seen}"
+
+
+def check_the_final_state(seed, make_reader, rounds=10, **options):
+    """Checks that a reader comes to the state of the bucket, whatever happens to it.
+
+    Args:
+        seed: Decides what happens.
+        make_reader: Gives a context with what reads, such as `Plans`, for a bucket.
+        rounds: How often something is written and read.
+        options: Options of the cluster.
+    """
+    rng = random.Random(seed)
+    with dcp_rs.testing.EmbeddedCluster(
+        nodes=3, replicas=1, vbuckets=VBUCKETS, **options
+    ) as cluster:
+        bucket = Bucket(cluster, rng)
+        with make_reader(bucket) as reader:
+            for number in range(rounds):
+                bucket.write()
+                if number == rounds // 2:  # in every world
+                    high = cluster.high_seqnos()
+                    cluster.roll_back(max(high, key=high.get), 0)
+                elif rng.random() < 0.5:
+                    bucket.trouble()
+                reader.some()
+            cluster.persist()
+            table = reader.rest()
+            assert table.documents() == bucket.documents(), f"seed {seed}"
+            reader.check()

@@ -1,5 +1,6 @@
 """Plans, splits, retries and failovers at random: the final state is that of the bucket."""
 
+import contextlib
 import os
 import random
 from concurrent.futures import ProcessPoolExecutor
@@ -11,10 +12,9 @@ import pytest
 import dcp_rs
 import dcp_rs.polars
 from dcp_rs import Partition
-from dcp_rs.exceptions import CheckpointError, RollbackError
-from plan_worlds import VBUCKETS, Bucket, Table
+from plan_worlds import COLUMNS, Plans, check_the_final_state
 
-COLUMNS = ["op", "vbucket", "seqno", "epoch", "key", "value"]
+SEEDS = int(os.environ.get("DCP_PLAN_SEEDS", "3"))
 
 
 def read(text, connection, leave_after):
@@ -28,23 +28,31 @@ def read(text, connection, leave_after):
     return rows
 
 
-def read_in_polars(client, plan, rng):
+def in_polars(rng):
     """Reads a plan as a lazy frame, after others have taken a part of it."""
-    lazy = dcp_rs.polars.scan(client, plan, columns=COLUMNS)
-    lazy.head(rng.choice([0, 3])).collect()
-    return lazy.collect().rows(named=True)
+
+    def read_plan(client, plan):
+        lazy = dcp_rs.polars.scan(client, plan, columns=COLUMNS)
+        lazy.head(rng.choice([0, 3])).collect()
+        return lazy.collect().rows(named=True)
+
+    return read_plan
 
 
-def read_in_processes(processes, partitions, connection, rng):
+def in_processes(processes, connection, rng):
     """Reads each partition until one attempt has come to its end."""
-    rows = []
-    for partition in partitions:
-        found = None
-        while found is None:
-            leave = rng.choice([None, None, 0, 3])
-            found = processes.submit(read, partition.to_json(), connection, leave).result(60)
-        rows += found
-    return rows
+
+    def read_plan(_, plan):
+        rows = []
+        for partition in plan.partitions:
+            found = None
+            while found is None:
+                leave = rng.choice([None, None, 0, 3])
+                found = processes.submit(read, partition.to_json(), connection, leave).result(60)
+            rows += found
+        return rows
+
+    return read_plan
 
 
 @pytest.fixture(scope="module")
@@ -53,56 +61,22 @@ def processes():
         yield pool
 
 
-SEEDS = int(os.environ.get("DCP_PLAN_SEEDS", "3"))
-
-
 @pytest.mark.shows_password("in a file, which partitions name")
-@pytest.mark.parametrize(
-    ("reader", "on_rollback"),
-    [("processes", "resync"), ("polars", "resync"), ("polars", "emit")],
-)
+@pytest.mark.parametrize("on_rollback", ["resync", "emit"])
+@pytest.mark.parametrize("way", ["processes", "polars"])
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed, reader, on_rollback):
-    rng = random.Random(seed)
-    with dcp_rs.testing.EmbeddedCluster(nodes=3, replicas=1, vbuckets=VBUCKETS) as cluster:
-        (tmp_path / "password").write_text(cluster.connection_options.password)
-        connection = replace(
-            cluster.connection_options, password=None, password_file=tmp_path / "password"
-        )
-        bucket, table, seen = Bucket(cluster, rng), Table(), {"again": 0, "rollback": 0}
+def test_the_final_state_is_that_of_the_bucket(processes, tmp_path, seed, way, on_rollback):
+    @contextlib.contextmanager
+    def make_reader(bucket):
+        given = bucket.cluster.connection_options
+        (tmp_path / "password").write_text(given.password)
+        connection = replace(given, password=None, password_file=tmp_path / "password")
+        rng = random.Random(seed)
+        by_way = {
+            "processes": in_processes(processes, connection, rng),
+            "polars": in_polars(rng),
+        }
         with dcp_rs.connect(connection) as client:
+            yield Plans(client, bucket, on_rollback, by_way[way])
 
-            def step(**options):
-                plan = client.plan(
-                    start=table.end,
-                    partitions=rng.randint(1, 6),
-                    on_rollback=on_rollback,
-                    **options,
-                )
-                if options and rng.random() < 0.5:
-                    rng.choice([bucket.write, bucket.trouble])()
-                try:
-                    if reader == "polars":
-                        rows = read_in_polars(client, plan, rng)
-                    else:
-                        rows = read_in_processes(processes, plan.partitions, connection, rng)
-                except (RollbackError, CheckpointError):
-                    seen["again"] += 1
-                    return 1
-                seen["rollback"] += sum(row["op"] == "rollback" for row in rows)
-                table.commit(rows, plan.end)
-                return plan.size
-
-            for number in range(10):
-                bucket.write()
-                if number == 5:  # in every world
-                    read = table.end["s"]
-                    cluster.roll_back(read.index(max(read)), 0)
-                elif rng.random() < 0.5:
-                    bucket.trouble()
-                step(max_seqnos=rng.choice([None, 5, 40]), persisted_only=rng.random() < 0.7)
-            cluster.persist()
-            while step():
-                pass
-        assert table.documents() == bucket.documents(), f"seed {seed}: {seen}"
-        assert seen["rollback"], f"seed {seed} tries no rollback"
+    check_the_final_state(seed, make_reader)
