@@ -328,7 +328,9 @@ class Prepared:
             if commit.removals:
                 gone = [each for batch in kept.chosen(commit.removals) for each in batch]
             keys = _reject_keys(commit.settled, settings)
-            gone += [(0, key) for key in keys if kept.has(0, key)]
+            # A new reject takes the place of its older one by itself.
+            anew = set(_reject_keys(commit.rejects, settings))
+            gone += [(0, key) for key in keys if key not in anew and kept.has(0, key)]
             session.send(topic, recording.tombstones(gone))
             for partition, key in gone:
                 kept.remove(partition, key)
