@@ -7,7 +7,7 @@ The body is one for all that can read plans, in three environments: processes an
 import random
 
 import dcp_rs
-from dcp_rs.exceptions import CheckpointError, ConfigError, RollbackError
+from dcp_rs.exceptions import CheckpointError, RollbackError
 
 VBUCKETS = 8
 COLUMNS = ["op", "vbucket", "seqno", "epoch", "key", "value"]
@@ -20,25 +20,28 @@ class Bucket:
         self.cluster, self.rng = cluster, rng
 
     def write(self):
+        self._write()
+        if self.rng.random() < 0.7:
+            self.cluster.persist()
+
+    def _write(self):
         for _ in range(self.rng.randint(1, 25)):
             key = f"key_{self.rng.randrange(40)}"
             if self.rng.random() < 0.25 and self.cluster.get(key) is not None:
                 self.cluster.remove(key)
             else:
                 self.cluster.upsert(key, {"n": self.rng.random()})
-        if self.rng.random() < 0.7:
-            self.cluster.persist()
 
     def trouble(self):
         """Fails over a node, moves vBuckets, or loses the newest changes of one."""
         chosen = self.rng.randrange(4)
         vbucket = self.rng.randrange(VBUCKETS)
         if chosen == 0:
-            to = self.rng.randint(0, self.cluster.high_seqnos()[vbucket])
-            try:
-                self.cluster.roll_back(vbucket, to)
-            except ConfigError:  # older versions are no longer kept
-                self.cluster.roll_back(vbucket, 0)
+            # All, or what no copy has on disk yet. If a part of what every copy had were lost, a
+            # version that nobody was sent might be the newest again: see `roll_back`.
+            to = self.rng.choice([0, self.cluster.high_seqnos()[vbucket]])
+            self._write()
+            self.cluster.roll_back(vbucket, to)
         elif chosen == 1:
             self.cluster.set_replica_lag(vbucket, 1, self.rng.choice([0, 3]))
             node = self.cluster.copies_of(vbucket)[0]
@@ -90,35 +93,60 @@ class Plans:
         self.client, self.bucket, self.read = client, bucket, read
         self.on_rollback, self.rng = on_rollback, bucket.rng
         self.table = Table()
-        self.seen = {"again": 0, "rollback": 0}
+        self.seen = {"again": 0, "rollback": 0, "between": 0}
 
     def step(self, between=None, **options):
-        """Reads a plan; gives how many seqnos it has."""
+        """Reads a plan, before which something happens; gives how many seqnos it has.
+
+        Args:
+            between: Is given the plan, and gives the vBuckets whose branch it has lost.
+            options: Options of the plan.
+        """
         plan = self.client.plan(
             start=self.table.end,
             partitions=self.rng.randint(1, 6),
             on_rollback=self.on_rollback,
             **options,
         )
-        if between is not None:
-            between()
+        lost = set() if between is None else between(plan)
+        self.seen["between"] += len(lost)
         try:
             rows = self.read(self.client, plan)
         except (RollbackError, CheckpointError):
             self.seen["again"] += 1
             return 1
-        self.seen["rollback"] += sum(row["op"] == "rollback" for row in rows)
+        rollbacks = [row["vbucket"] for row in rows if row["op"] == "rollback"]
+        assert lost <= set(rollbacks), "the branch that it was planned on is gone, without a word"
+        self.seen["rollback"] += len(rollbacks)
         self.table.commit(rows, plan.end)
         return plan.size
 
-    def some(self):
+    def some(self, number):
         """Reads some of what there is."""
-        none, *others = None, self.bucket.write, self.bucket.trouble
+        if number == 7:  # in every world
+            self.bucket.cluster.persist()
+            self.step(self._lose)
+            return
+        happens = self.rng.choice([None, None, self.bucket.write, self.bucket.trouble])
+
+        def between(_plan):
+            if happens is not None:
+                happens()
+            return set()
+
         self.step(
-            self.rng.choice([none, none, *others]),
+            between,
             max_seqnos=self.rng.choice([None, 5, 40]),
             persisted_only=self.rng.random() < 0.7,
         )
+
+    def _lose(self, plan):
+        """Loses the branch of a vBucket that has been read and of which more is planned."""
+        ranges = [each for partition in plan.partitions for each in partition.ranges]
+        chosen = [each for each in ranges if each.size and each.from_seqno][:1]
+        for each in chosen:
+            self.bucket.cluster.roll_back(each.vbucket, 0)
+        return {each.vbucket for each in chosen}
 
     def rest(self):
         """Reads what is left; gives the table."""
@@ -128,6 +156,7 @@ class Plans:
 
     def check(self):
         assert self.seen["rollback"], f"it tries no rollback: {self.seen}"
+        assert self.seen["between"], f"no branch is lost between a plan and its read: {self.seen}"
 
 
 def check_the_final_state(seed, make_reader, rounds=10, **options):
@@ -152,7 +181,7 @@ def check_the_final_state(seed, make_reader, rounds=10, **options):
                     cluster.roll_back(max(high, key=high.get), 0)
                 elif rng.random() < 0.5:
                     bucket.trouble()
-                reader.some()
+                reader.some(number)
             cluster.persist()
             table = reader.rest()
             assert table.documents() == bucket.documents(), f"seed {seed}"

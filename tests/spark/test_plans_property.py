@@ -40,7 +40,7 @@ class Batches:
     def __init__(self, query, rng):
         self.query, self.rng, self.found = query, rng, []
 
-    def some(self):
+    def some(self, _number):
         self.query.run(
             through=self.rng.choice([None, failing_first()]),
             maxOffsetsPerTrigger=self.rng.choice([15, 60]),
