@@ -33,8 +33,9 @@ def seconds(option: str, value: object, low: float, high: float) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise wrong_type(option, value, "a number of seconds")
     if not low <= value <= high:
+        shown = [f"{int(each) if each == each // 1 else each}" for each in (value, low, high)]
         raise ConfigError(
-            f"{value} is not from {low} to {high} seconds", option=option, value=value
+            "{} is not from {} to {} seconds".format(*shown), option=option, value=value
         )
 
 

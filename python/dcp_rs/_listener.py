@@ -73,7 +73,7 @@ class Listener:
 
     def __init__(self, address: str, answer: Callable[[Request], Answer]) -> None:
         self._answer = answer
-        self._socket = _bound(*_parsed(address))
+        self._socket = _bound(*parse_address(address))
         host, port = self._socket.getsockname()[:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
         self._connections: dict[asyncio.Task[None], None] = {}
@@ -188,7 +188,12 @@ def _parsed_head(head: bytes) -> tuple[str, Request] | None:
     return parts[0], Request(path, query, ",".join(accept))
 
 
-def _parsed(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
+    """Returns the host and the port of an address to listen on.
+
+    Raises:
+        ConfigError: It is none.
+    """
     _checks.text("listen", address)
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") if colon else _HOST

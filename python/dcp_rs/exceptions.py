@@ -9,6 +9,7 @@ The text of an exception never contains a document's key or value, or a secret.
 from __future__ import annotations
 
 import builtins
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -131,6 +132,10 @@ class ConfigError(DcpError, ValueError):
         """Calls the options as another layer does."""
         renamed = [names.get(each, each) for each in self._options]
         if renamed:
+            # Another option may be what helps.
+            self._problem = re.sub(
+                r"\bset (\w+_\w+)", lambda it: f"set {names.get(it[1], it[1])}", self._problem
+            )
             self.args = (f"{', '.join(renamed)}: {self._problem}",)
             self._options, self.option = renamed, renamed[0]
 

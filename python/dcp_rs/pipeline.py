@@ -60,15 +60,13 @@ class Pipeline:
         Raises:
             DcpError: As `dcp_rs.replicate`.
         """
-        from dcp_rs.cli.replicate import as_given
+        from dcp_rs.cli.replicate import arguments_of
         from dcp_rs.replication import replicate
 
-        given = dict(self._given)
-        for only_shown in ("log_format", "log_levels", "as_json"):
-            given.pop(only_shown)
-        options = as_given(given.pop("reading") | given)
-        with Client(options.pop("connection")) as client:
-            return replicate(client, stop=stop, on_progress=on_progress, **options)
+        with Client(self._given["connection"]) as client:
+            return replicate(
+                client, stop=stop, on_progress=on_progress, **arguments_of(self._given)
+            )
 
     def __repr__(self) -> str:
         """Returns the pipeline without its target, which may have a password."""

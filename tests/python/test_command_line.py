@@ -520,7 +520,16 @@ def test_errors_name_options_as_the_command_line_does(cluster, monkeypatch, caps
         ),
         (
             ("replicate", address, "delta:///x/persisted_only?value_format=variant", *admin),
-            "target: value_format is an option of duckdb only",
+            "TARGET: value_format is an option of duckdb only",
+        ),
+        (
+            ("replicate", address, "duckdb:///x?tabel=t", *admin),
+            "TARGET: duckdb has no option tabel: did you mean table? It takes table, value_format",
+        ),
+        (("replicate", address, "duckbd:///x", *admin), "did you mean duckdb://?"),
+        (
+            ("replicate", address, "delta:///x", *admin, "--keep-versions-for", "7200"),
+            "removed after files were compacted: set --compact-every",
         ),
     ]:
         assert main(arguments) == 1, arguments

@@ -228,6 +228,24 @@ def test_check_asks_of_a_target_what_run_does(file, postgres_database, tmp_path,
     assert "mode: must be log for this target" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        ("keep_versions_for = 7200", "keep_versions_for of pipeline.toml: .* set --compact-every"),
+        ("compact_every = 60", "compact_every of pipeline.toml: only Delta tables"),
+        ("commit_rows = 0", "commit_rows of pipeline.toml: 0 is not from 1"),
+        ("commit_interval = 1e9", "commit_interval of pipeline.toml: 1000000000 is not from 0.001"),
+        ("listen = '9108x'", "listen of pipeline.toml: is not an address"),
+        ("mode = 'log'\nreload = '1'", "reload of pipeline.toml: a log keeps what it has"),
+        ("tables = 'collections'", "tables of pipeline.toml: 'collections' is the same"),
+    ],
+)
+def test_check_finds_options_that_run_would_refuse(file, capsys, lines, told):
+    path = file(lines, but=["tables", "document_schema", "listen", "commit_interval"])
+    assert run("check", path) == 1
+    assert re.search(f"dcp-rs: {told}", capsys.readouterr().err)
+
+
 def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):
     monkeypatch.setenv("PASSWORD", "another")
     status, found = checked(capsys, file())

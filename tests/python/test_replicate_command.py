@@ -147,7 +147,7 @@ def test_what_is_wrong_is_said_in_a_line(start, tmp_path):
     for arguments, message in [
         (("postgresql://loader@localhost:1/lake?table=t",), "the target failed: IO: [libpq]"),
         ((f"duckdb://{tmp_path}/no.duckdb",), "not a valid DuckDB database"),
-        (("mysql://host/db",), "target: must begin with one of delta://"),
+        (("mysql://host/db",), "TARGET: must begin with one of delta://"),
         ((f"duckdb://{tmp_path}/x", "--collections", "no.such"), "there is no"),
         ((f"duckdb://{tmp_path}/x", "--document-schema", "vbucket INT"), "vbucket"),
         ((f"delta://{tmp_path}/lake", "--document-schema", "x INT, X INT"), "are one column"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
-from dcp_rs.replication import open_database, open_target
-from dcp_rs.replication.assembling import check_mode
+from dcp_rs.replication import open_target, replicate
 from dcp_rs.replication.opening import template_of
-from dcp_rs.replication.sharing import BucketShare, check_options, take_share
+from dcp_rs.replication.sharing import take_share
 from dcp_rs.replication.target import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from dcp_rs.client import Client
 
 
 def scheme_of(url: str) -> str:
@@ -24,28 +26,29 @@ def scheme_of(url: str) -> str:
     return url.partition(":")[0]
 
 
-def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
+def look(client: Client, options: Mapping[str, Any]) -> str:
     """Says what is at the target of a replication, and what would be created.
 
     Args:
-        given: Options of the replication.
-        num_vbuckets: Number of vBuckets in the bucket.
+        client: Client of the bucket.
+        options: Arguments of `dcp_rs.replicate` that are given.
 
     Raises:
-        ConfigError: The URL is wrong, or the target cannot do what is asked of it.
+        ConfigError: An option is wrong, or the target cannot do what is asked of it.
         CheckpointError: It is written by another number of shares.
         DcpError: Nothing can be written there.
         ImportError: The target's library is not installed.
     """
-    url, tables = given["target"], given["tables"]
-    has_tables = (template_of(url, tables) or tables) is not None
-    opening = open_database if has_tables else open_target
-    # This opens no table.
-    target: Any = opening(url, given["storage_options"])
-    check_mode(target, given["mode"] or "table")
-    share = None if given["share"] is None else BucketShare.parse(given["share"], num_vbuckets)
-    if share is not None:
-        _check_share(given, target, share)
+    given = {name: each.default for name, each in inspect.signature(replicate).parameters.items()}
+    given |= options
+    # Which imports PyArrow.
+    from dcp_rs.replication.preparing import prepare
+
+    tables, settings = prepare(given | {"client": client})
+    # This has opened no table.
+    tables.close()
+    url, share = given["target"], settings.share
+    has_tables = (template_of(url, given["tables"]) or given["tables"]) is not None
     address = replace(Address.parse(url), storage_options=given["storage_options"] or {})
     kinds: Mapping[str, Callable[[Address], str]] = {
         "duckdb": _duckdb,
@@ -56,6 +59,8 @@ def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
         found = kinds[address.scheme](address)
         # Which tables there are of several, only a replication finds out.
         if address.scheme == "postgresql" and not has_tables:
+            target: Any = open_target(url)
+            take_share(target, share)
             target.stored()
         if share is None:
             return found
@@ -64,17 +69,6 @@ def look(given: Mapping[str, Any], num_vbuckets: int) -> str:
     if address.host or address.storage:
         return "not looked at: only its name is known to be right"
     return _folder(Path(address.path))
-
-
-def _check_share(given: Mapping[str, Any], target: object, share: BucketShare) -> None:
-    check_options(given["mode"] or "table", given["on_drop"] or "empty")
-    take_share(target, share)
-    names = ("document_schema", "new_fields", "type_conflicts")
-    options = given["reading"] | given
-    # Which imports PyArrow.
-    from dcp_rs.replication.schemas import Contract
-
-    Contract(**{name: options.get(name) for name in names}).check_shared()
 
 
 def _duckdb(address: Address) -> str:

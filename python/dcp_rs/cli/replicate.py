@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from dcp_rs.connection import ConnectionOptions
     from dcp_rs.replication import Progress, TableProgress
 
+# Arguments of the command that are none of `dcp_rs.replicate`, or are several of them.
+_OF_COMMAND = {"connection", "reading", "log_format", "log_levels", "as_json"}
 # Modules whose errors are reported without a traceback, or are bugs.
 _SHOWN_AS_THEY_ARE = {"builtins", "click", "dcp_rs"}
 # Tables that are named in a line of progress.
@@ -252,8 +254,10 @@ def replicating(
             LOGS.context["bucket"] = client.bucket_name
             if settings["share"] is not None:
                 LOGS.context["share"] = settings["share"]
-            given = {"target": target, "reload": reload, **reading, **settings}
-            done = replication.replicate(client, stop=over, on_progress=take, **as_given(given))
+            given = arguments_of(
+                {"target": target, "reload": reload, "reading": reading, **settings}
+            )
+            done = replication.replicate(client, stop=over, on_progress=take, **given)
         reporter.finish(show(done))
     except Exception as error:
         # A target raises its library's errors: of various classes, or a plain `Exception`.
@@ -266,9 +270,10 @@ def replicating(
         reporter.close()
 
 
-def as_given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the arguments of `dcp_rs.replicate` that the options stand for."""
-    found = specified(options)
+def arguments_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `dcp_rs.replicate` that those of the command stand for."""
+    options = {name: value for name, value in given.items() if name not in _OF_COMMAND}
+    found = specified(given["reading"] | options)
     if "reload" in found:
         found["reload"] = _to_reload(found["reload"])
     return found

@@ -13,7 +13,7 @@ from dcp_rs.cli._pipeline import called_as_in, file_command, merged, schema
 from dcp_rs.cli._reload import Reload
 from dcp_rs.cli._targets import look, scheme_of
 from dcp_rs.cli.doctor import Finding, findings, shown
-from dcp_rs.cli.replicate import replicating
+from dcp_rs.cli.replicate import arguments_of, replicating
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError, DcpError
 
@@ -91,17 +91,16 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
             return
     with Client(given["connection"]) as client:
         names = list(client.collections(given["reading"].get("collections")))
-        num_vbuckets = client.num_vbuckets
-    yield Finding("read", "collections", "ok", _listed(names))
-    target = scheme_of(given["target"])
-    try:
-        found = look(given, num_vbuckets)
-    except ConfigError:
-        raise
-    except (DcpError, ImportError) as error:
-        yield Finding("target", target, "failed", str(error))
-    else:
-        yield Finding("target", target, "ok", found)
+        yield Finding("read", "collections", "ok", _listed(names))
+        target = scheme_of(given["target"])
+        try:
+            found = look(client, arguments_of(given))
+        except ConfigError:
+            raise
+        except (DcpError, ImportError) as error:
+            yield Finding("target", target, "failed", str(error))
+        else:
+            yield Finding("target", target, "ok", found)
 
 
 def _listed(names: list[str]) -> str:

@@ -18,26 +18,15 @@ library of a target when the target is created.
 
 from __future__ import annotations
 
-import threading
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 from dcp_rs import _checks, _keywords
 from dcp_rs._libraries import require_pyarrow
 from dcp_rs.client import Client
-from dcp_rs.exceptions import ConfigError
-from dcp_rs.options import BackfillOrder, Masks, Priority
-from dcp_rs.replication.assembling import contract_of, one_table, table_per_collection
 from dcp_rs.replication.inferring import InferredField, InferredSchema, infer_schemas
-from dcp_rs.replication.opening import (
-    extra_of,
-    open_database,
-    open_target,
-    opened,
-    template_of,
-)
+from dcp_rs.replication.opening import extra_of, open_database, open_target
 from dcp_rs.replication.progress import Progress, TableProgress
-from dcp_rs.replication.sharing import BucketShare, check_options
 from dcp_rs.replication.state import State
 from dcp_rs.replication.target import (
     Commit,
@@ -52,16 +41,17 @@ from dcp_rs.replication.target import (
 from dcp_rs.replication.verification import Difference, TableVerification, Verification
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Mapping
 
     import pyarrow as pa
 
     from dcp_rs.documents import DocumentSchema
+    from dcp_rs.options import BackfillOrder, Priority
     from dcp_rs.replication.health import Health
     from dcp_rs.replication.listening import Listening
     from dcp_rs.replication.schemas import NewFields, TypeConflicts
     from dcp_rs.replication.state import Nested
-    from dcp_rs.replication.tables import Tables
 
 __all__ = [
     "Commit",
@@ -234,93 +224,13 @@ def replicate(
         DcpError: The stream failed. Commits are kept, and the next call resumes.
         ImportError: PyArrow or the target's library is not installed.
     """
+    given = dict(locals())
     require_pyarrow("replicate", extra_of(target))
-    from dcp_rs.replication.controls import check_commits
-    from dcp_rs.replication.core import Replication, Settings
+    from dcp_rs.replication.core import Replication
     from dcp_rs.replication.health import Health, Watch
-    from dcp_rs.replication.maintenance import Policy
-    from dcp_rs.replication.reload import Reload
-    from dcp_rs.replication.schemas import Contract
+    from dcp_rs.replication.preparing import prepare
 
-    _checks.instance("client", client, Client, "a Client")
-    _checks.flag("once", once)
-    check_commits(
-        rows=commit_rows, size=commit_bytes, interval=commit_interval, hung_after=hung_after
-    )
-    _checks.seconds("target_retry_timeout", target_retry_timeout, 0, 365 * 86_400)
-    _checks.flag("persisted_only", persisted_only)
-    _checks.word("on_purge", on_purge, ("resync", "ignore"))
-    if priority is not None:
-        _checks.word("priority", priority, get_args(Priority))
-    if backfill_order is not None:
-        _checks.word("backfill_order", backfill_order, get_args(BackfillOrder))
-    _checks.word("on_drop", on_drop, ("empty", "drop", "keep"))
-    if on_error is not None:
-        _checks.word("on_error", on_error, ("reject", "fail"))
-    if isinstance(collections, str):
-        collections = [collections]
-    if stop is not None:
-        _checks.instance("stop", stop, threading.Event, "a threading.Event")
-    if on_progress is not None and not callable(on_progress):
-        raise _checks.wrong_type("on_progress", on_progress, "a function")
-    part = None if share is None else BucketShare.parse(share, client.num_vbuckets)
-    if part is not None:
-        check_options(mode, on_drop)
-    settings = Settings(
-        mode=mode,
-        once=once,
-        share=part,
-        collections=None if collections is None else _checks.names("collections", collections),
-        persisted_only=persisted_only,
-        on_purge=on_purge,
-        priority=priority,
-        backfill_order=backfill_order,
-        on_drop=on_drop,
-        on_error=on_error,
-        commit_rows=commit_rows,
-        commit_bytes=commit_bytes,
-        commit_interval=commit_interval,
-        target_retry_timeout=target_retry_timeout,
-        maintenance=Policy.of(compact_every, keep_versions_for),
-        stop=threading.Event() if stop is None else stop,
-        on_progress=on_progress,
-    )
-    again = Reload.of(reload)
-    if reload is not None and mode in {"log", "history"}:
-        raise ConfigError(
-            f"a {mode} keeps what it has, and cannot be read again: replicate to another one",
-            option="reload",
-        )
-    _checks.integer("sample", sample, 1, 1_000_000)
-    contract = contract_of(
-        Contract(),
-        {
-            "document_schema": document_schema,
-            "key_type": key_type,
-            "deletes": deletes,
-            "new_fields": new_fields,
-            "type_conflicts": type_conflicts,
-            "extra": extra,
-            "nested": nested,
-            "masks": Masks.of(drop_fields, hash_fields, hash_key),
-        },
-        mode,
-    )
-    written: Tables
-    tables = template_of(target, tables) or tables
-    if tables is None:
-        written = one_table(
-            opened(target, storage_options, open_target, part),
-            settings,
-            contract,
-            sample=sample,
-            reload=again,
-        )
-    else:
-        place = opened(target, storage_options, open_database, part)
-        written = table_per_collection(
-            place, tables, settings, contract, sample=sample, reload=again
-        )
+    written, settings = prepare(given)
     health = Health(client.bucket_name, client.options.name, hung_after)
     try:
         with Watch(health), nullcontext() if listen is None else _listening(listen, health):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import get_close_matches
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -140,8 +141,10 @@ def _parse(url: str, storage_options: Mapping[str, str] | None) -> tuple[Address
     _checks.text("target", url)
     address = replace(Address.parse(url), storage_options=_strings(storage_options))
     if address.scheme not in _SCHEMES:
+        near = get_close_matches(address.scheme, _SCHEMES, 1)
+        hint = f": did you mean {near[0]}://?" if near else ""
         raise ConfigError(
-            f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}",
+            f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}{hint}",
             option="target",
         )
     if "value_format" in address.options and address.scheme not in {"duckdb", "kafka"}:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
 
@@ -459,8 +460,10 @@ class Address:
         """
         unknown = sorted(self.options.keys() - set(names))
         if unknown:
+            near = get_close_matches(unknown[0], names, 1)
+            hint = f": did you mean {near[0]}? It" if near else "; it"
             raise ConfigError(
-                f"{self.scheme} has no option {', '.join(unknown)}; it takes "
+                f"{self.scheme} has no option {', '.join(unknown)}{hint} takes "
                 f"{', '.join(names) or 'none'}",
                 option="target",
             )
