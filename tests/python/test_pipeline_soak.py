@@ -38,7 +38,7 @@ OUTAGE, HOLD, CALM, HUNG_AFTER = (600, 40, 20, 90) if IS_LONG else (2, 1, 0.2, 6
 CHANGES_PER_SECOND = 200
 # Bytes of the file system that becomes full.
 DISK = 64 << 20
-# By which memory may grow after an eighth of the time.
+# By which memory may grow between the second round of troubles and the last.
 GROWTH = 24 << 20
 
 
@@ -54,7 +54,7 @@ class Observer:
 
     def __init__(self, url, pid):
         self.url, self.pid = url, pid
-        self.status, self.series, self.memory = {}, {}, []
+        self.status, self.series = {}, {}
         self.not_alive, self.slowest, self.asked = [], 0.0, 0
         # When it is right that it does not live.
         self.is_hung = False
@@ -83,10 +83,9 @@ class Observer:
             status = json.loads(self._get("/status")[1])
             self.series = values(self._get("/metrics")[1])
             self.status = status | {"at": begun}
-            if len(self.memory) * 5 <= self.asked:
-                self.memory.append(self._pss())
 
-    def _pss(self):
+    def memory(self):
+        """The bytes of the process."""
         lines = Path(f"/proc/{self.pid}/smaps_rollup").read_text().splitlines()
         # Without libraries, of which another process takes a share.
         (found,) = [line for line in lines if line.startswith("Pss_Anon:")]
@@ -122,7 +121,7 @@ class Soak:
         cluster.create_scope("shop")
         for each in self.collections:
             cluster.create_collection(each)
-        self.interval, self.rounds, self.figures = 1.0, 0, []
+        self.interval, self.figures = 1.0, []
         self._pause, self._is_paused = threading.Event(), threading.Event()
         self._over, self._error = threading.Event(), None
         self._thread = threading.Thread(target=self._write)
@@ -208,14 +207,19 @@ class Soak:
             self.until(are_all_seen, SOON)
         assert len(seen) == len(checks), f"{kind} was seen only in {seen}: {self.observer.status}"
         next(steps, None)
-        self.settle()
+        memory = self.settle()
         lasted = round(time.monotonic() - begun, 1)
-        self.figures.append({"trouble": kind, "seen": seen, "lasted": lasted})
-        keep(self.figures[-1] | {"pss_mib": self.observer.memory[-1] >> 20, "writes": self.writes})
+        found = {"trouble": kind, "seen": seen, "lasted": lasted, "memory": memory}
+        self.figures.append(found)
+        keep(found | {"writes": self.writes})
         time.sleep(CALM)
 
     def settle(self, *, goes_on=True):
-        """Stops writing until the tables are in step, and compares them."""
+        """Stops writing until the tables are in step, and compares them.
+
+        Returns:
+            Bytes of memory that are in use while nothing waits.
+        """
         self._pause.set()
         self._is_paused.wait()
         since = time.monotonic()
@@ -229,8 +233,10 @@ class Soak:
         self.until(is_quiet)
         # What nodes have is told by them with some delay.
         self.until(lambda: self.replica.documents() == self.written.documents(), 30)
+        memory = self.observer.memory()
         if goes_on:
             self._pause.clear()
+        return memory
 
     def end(self):
         self.settle(goes_on=False)
@@ -462,16 +468,12 @@ def test_a_service_stays_whole_and_says_what_is_wrong(soak, caplog):
         if time.monotonic() - begun > SECONDS and len(soak.figures) >= len(kinds):
             break
     soak.end()
-    observer, memory = soak.observer, soak.observer.memory
+    observer, memory = soak.observer, [each["memory"] for each in soak.figures]
     assert observer.not_alive == []
-    tenth = max(len(memory) // 10, 1)
-    start, middle, end = (
+    a_round = len(kinds)
+    second, last = (
         statistics.median(part)
-        for part in (
-            memory[tenth : 2 * tenth] or memory,
-            memory[len(memory) // 2 :][:tenth],
-            memory[-tenth:],
-        )
+        for part in (memory[a_round : 2 * a_round] or memory, memory[-a_round:])
     )
     figures = {
         "seconds": round(time.monotonic() - begun),
@@ -480,7 +482,7 @@ def test_a_service_stays_whole_and_says_what_is_wrong(soak, caplog):
         "longest_until_seen": max(max(each["seen"].values()) for each in soak.figures),
         "asked": observer.asked,
         "slowest_livez": round(observer.slowest, 2),
-        "pss_mib": [round(each / (1 << 20), 1) for each in (start, middle, end, max(memory))],
+        "memory_mib": [round(each / (1 << 20), 1) for each in (second, last, max(memory))],
     }
     keep(figures)
-    assert end - start <= GROWTH, figures
+    assert last - second <= GROWTH, figures
