@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -244,6 +245,13 @@ def test_check_finds_options_that_run_would_refuse(file, capsys, lines, told):
     path = file(lines, but=["tables", "document_schema", "listen", "commit_interval"])
     assert run("check", path) == 1
     assert re.search(f"dcp-rs: {told}", capsys.readouterr().err)
+
+
+def test_check_finds_that_a_library_is_missing(file, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "prometheus_client.exposition", None)
+    status, found = checked(capsys, file("listen = '0'", but=["listen"]))
+    assert (status, found[-1]["status"]) == (1, "failed")
+    assert 'pip install "dcp-rs[prometheus]"' in found[-1]["detail"]
 
 
 def test_check_stops_where_something_is_wrong(file, capsys, monkeypatch):
