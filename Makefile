@@ -121,6 +121,9 @@ sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes th
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/python/test_sdk_calls.py
 	@DCP_SDK_TABLE=1 $(PY) -m pytest --quiet tests/interop/test_go_sdk.py -k guide_names
 
+event-table: .installed-test ## Write the table of docs/reference/events.md from the code
+	@$(PY) scripts/event_table.py
+
 option-tables: .installed-test ## Write the tables of docs/reference/options.md from the code
 	@$(PY) scripts/option_tables.py
 
@@ -375,5 +378,5 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 # Make would delete them as intermediate files.
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp $(STATE)/kafka-%.stamp
 
-.PHONY: demo test static test-rust test-python test-kafka test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
+.PHONY: demo test static test-rust test-python test-kafka test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check event-table option-tables sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
 	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

@@ -36,7 +36,7 @@ _SLOW = 15.0
 _WATCH = 1.0
 _LOOK_FOR = "look for locks, a full disk or a long transaction in the target"
 # What happens to vBuckets that is logged, by the kind of its event.
-_TOLD = {
+TOLD = {
     "moved": (logging.INFO, "are on another node: streams go on there"),
     "rolled_back": (
         logging.WARNING,
@@ -260,7 +260,7 @@ class Health:
         """Takes what has happened to the streams, and logs what a reader need not act on."""
         found = Counter(map(_kind_of, self.streams.take_events()))
         self.events.update(found)
-        for kind, (level, text) in _TOLD.items():
+        for kind, (level, text) in TOLD.items():
             if found[kind]:
                 extra = about(kind, vbuckets=found[kind])
                 _log.log(level, "%d vBuckets %s", found[kind], text, extra=extra)
