@@ -433,7 +433,10 @@ class InParquet(Replica):
         rejects = {
             each.name for each in self.folder.with_name("parquet_rejected").glob("*.parquet")
         }
-        return rejects - log | {name for name in log if name.startswith(".")}
+        # Those of files that somebody has removed since stay.
+        newest = max(log, default="")
+        left = {name for name in rejects - log if name > newest}
+        return left | {name for name in log if name.startswith(".")}
 
     def state(self):
         last = max(self.folder.glob("[!.]*.parquet"))
