@@ -289,6 +289,11 @@ class InDelta(Replica):
     def unnamed(self):
         found = set()
         for folder in (self.folder, self.folder.with_name("delta_rejected")):
+            # What a death leaves is removed by the next start, unless somebody has restored another
+            # version in between.
+            if deltalake.DeltaTable.is_deltatable(str(folder)):
+                table = deltalake.DeltaTable(str(folder))
+                table.vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
             named = "".join(each.read_text() for each in folder.glob("_delta_log/*.json"))
             found |= {each.name for each in folder.glob("*.parquet") if each.name not in named}
         return found
