@@ -9,7 +9,7 @@ import pytest
 
 import replicas
 from dcp_rs.exceptions import ConfigError
-from dcp_rs.replication import iceberg, open_target, parquet_objects
+from dcp_rs.replication import changes, iceberg, open_target, parquet_objects
 from dcp_rs.replication.controls import Controls
 from dcp_rs.replication.outage import Unreachable
 from lag import until
@@ -120,6 +120,23 @@ def test_a_commit_whose_answer_is_lost_is_not_made_twice(cluster, tmp_path, mode
     replica.mode = mode
     # A log that had a row twice would not settle.
     assert replica.documents() == written.documents()
+
+
+def test_memory_that_a_load_or_an_outage_took_is_given_back(cluster, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(changes, "release_memory", lambda: given.append(None))
+    target = Failing(f"duckdb://{tmp_path}/replica.duckdb")
+    running = Running(cluster, target)
+    running.has(0)
+    assert len(given) == 1
+    target.before = OSError(errno.ENOSPC, "full")
+    cluster.upsert("key", {})
+    running.until(lambda now: now.phase == "target unavailable")
+    assert len(given) == 1
+    target.before = None
+    running.has(1)
+    running.end()
+    assert len(given) > 1
 
 
 def test_what_was_read_again_is_not_after_an_outage(cluster, tmp_path):

@@ -323,6 +323,11 @@ class Reduced:
         ]
 
 
+def release_memory() -> None:
+    """Gives back to the system what Arrow keeps for later: many changes came, and few will."""
+    pa.default_memory_pool().release_unused()
+
+
 def vbuckets_in(vbuckets: Iterable[int]) -> str:
     """Returns a condition in SQL that selects vBuckets."""
     chosen = sorted(vbuckets)

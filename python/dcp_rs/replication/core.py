@@ -462,6 +462,8 @@ class Replication:
             group.until_now = False
         else:
             self._join(group)
+        if self._groups and not any(each.until_now for each in self._groups):
+            reducing.release_memory()
 
     def _join(self, group: Group) -> None:
         """Has the first group's stream read the tables of another one, which has caught up."""
@@ -606,6 +608,7 @@ class Replication:
         if self._outage is not None and (is_caught_up or meter.committed_at >= begun):
             self._outage.over()
             self._outage = None
+            reducing.release_memory()
         group.note_waiting()
         now = time.monotonic()
         self._rests_until = now + _REST * (now - begun)
