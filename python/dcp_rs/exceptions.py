@@ -128,13 +128,14 @@ class ConfigError(DcpError, ValueError):
         if self.option not in _SECRET:
             self.value = _plain(value)
 
-    def _rename(self, names: Mapping[str, str]) -> None:
-        """Calls the options as another layer does."""
+    def _rename(self, names: Mapping[str, str], hints: Mapping[str, str] | None = None) -> None:
+        """Calls the options as another layer does, and those that would help as in `hints`."""
+        hints = names if hints is None else hints
         renamed = [names.get(each, each) for each in self._options]
         if renamed:
             # Another option may be what helps.
             self._problem = re.sub(
-                r"\bset (\w+_\w+)", lambda it: f"set {names.get(it[1], it[1])}", self._problem
+                r"\bset (\w+_\w+)", lambda it: f"set {hints.get(it[1], it[1])}", self._problem
             )
             self.args = (f"{', '.join(renamed)}: {self._problem}",)
             self._options, self.option = renamed, renamed[0]

@@ -165,9 +165,9 @@ def test_a_connection_is_a_table(tmp_path):
 
 
 def test_a_file_without_what_it_needs_is_refused(file, tmp_path):
-    told = "target: is missing: add it to pipeline.toml"
+    told = "target of pipeline.toml: is missing: add it to the file"
     assert refused(file(but=["target"])) == told
-    told = "connection_string: is missing: add it to [connection] of pipeline.toml"
+    told = "connection.connection_string of pipeline.toml: is missing: add it to the file"
     assert refused(file(but=["connection_string"])) == told
     assert "none.toml: cannot be read: No such file" in refused(tmp_path / "none.toml")
 
@@ -226,13 +226,17 @@ def test_check_asks_of_a_target_what_run_does(file, postgres_database, tmp_path,
     assert (status, found[-1]["status"]) == (0, "ok")
     assert found[-1]["detail"].startswith("not looked at")
     assert run("check", path, f"--target=parquet://{tmp_path}/lake") == 1
-    assert "mode: must be log for this target" in capsys.readouterr().err
+    assert "mode of pipeline.toml: must be log for this target" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("lines", "told"),
     [
-        ("keep_versions_for = 7200", "keep_versions_for of pipeline.toml: .* set --compact-every"),
+        (
+            "keep_versions_for = 7200",
+            "keep_versions_for of pipeline.toml: .* set the key compact_every",
+        ),
+        ("extra = 'column'", "extra of pipeline.toml: .* set the key document_schema"),
         ("compact_every = 60", "compact_every of pipeline.toml: only Delta tables"),
         ("commit_rows = 0", "commit_rows of pipeline.toml: 0 is not from 1"),
         ("commit_interval = 1e9", "commit_interval of pipeline.toml: 1000000000 is not from 0.001"),
@@ -245,6 +249,34 @@ def test_check_finds_options_that_run_would_refuse(file, capsys, lines, told):
     path = file(lines, but=["tables", "document_schema", "listen", "commit_interval"])
     assert run("check", path) == 1
     assert re.search(f"dcp-rs: {told}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_an_option_that_the_file_lacks_is_called_as_it_would_be_there(
+    file, tmp_path, capsys, command
+):
+    lacks = ["tables", "document_schema", "listen"]
+    of_tables = file(but=lacks)
+    of_tables.write_text(
+        of_tables.read_text() + '[tables."inventory.*"]\ndocument_shema = "infer"\n'
+    )
+    assert run(command, of_tables) == 1
+    told = "tables of pipeline.toml: 'inventory.*' has no option 'document_shema': did you mean"
+    assert told in capsys.readouterr().err
+    assert run(command, file(but=[*lacks, "bucket"])) == 1
+    shown = "".join(capsys.readouterr())
+    assert "connection.bucket of pipeline.toml: name one" in shown
+    assert "--" not in shown
+    # But a flag is called a flag.
+    flags = ("--mode=log", "--deletes=mark", f"--target=parquet://{tmp_path}/lake")
+    assert run(command, file(but=lacks), *flags) == 1
+    assert "--deletes: a log has" in capsys.readouterr().err
+
+
+def test_check_advises_as_the_file_calls_options(file, capsys):
+    status, found = checked(capsys, file(but=["bucket"], of_connection="bucket = 'none'"))
+    assert (status, found[-1]["step"]) == (1, "bucket")
+    assert "in the connection string or connection.bucket of pipeline.toml" in found[-1]["advice"]
 
 
 def test_check_finds_that_a_library_is_missing(file, capsys, monkeypatch):

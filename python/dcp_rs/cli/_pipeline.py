@@ -287,11 +287,11 @@ def merged(context: click.Context) -> dict[str, Any]:
     """
     file = file_of(context)
     values = {name: value for name, value in context.params.items() if name != "file"}
-    for name, where in (("connection_string", f"[{_CONNECTION}] of "), ("target", "")):
-        if values.get(name) is None:
-            raise ConfigError(f"is missing: add it to {where}{file.path.name}", option=name)
     tables = None if is_given(context, _TABLES) else file.tables
     with context.scope(cleanup=False), called_as_in(context):
+        for name in ("connection_string", "target"):
+            if values.get(name) is None:
+                raise ConfigError("is missing: add it to the file", option=name)
         found: dict[str, Any] = arguments(**values)
     return found if tables is None else found | {_TABLES: tables}
 
@@ -304,16 +304,38 @@ def called_as_in(context: click.Context, file: File | None = None) -> Iterator[N
         context: Context of the command.
         file: The file, if it is not the one that the command began with.
     """
-    found = file or file_of(context)
     try:
         yield
     except ConfigError as error:
-        names = {
-            name: called for name, called in found.names.items() if not is_given(context, name)
-        }
-        flags = {f"--{name.replace('_', '-')}": called for name, called in names.items()}
-        error._rename(names | flags)  # noqa: SLF001 - the package's own
+        call_as_in(context, error, file)
         raise
+
+
+def call_as_in(context: click.Context, error: ConfigError, file: File | None = None) -> None:
+    """Makes an error call an option as the file does, or would; nothing if there is no file."""
+    found = file or context.meta.get(_META)
+    if found is None:
+        return
+    names = {
+        name: found.called(name) or f"{called} of {found.path.name}"
+        for called, key, parameter in _every_key()
+        for name in (key, str(parameter.name))
+        if not is_given(context, str(parameter.name))
+    }
+    flags = {f"--{name.replace('_', '-')}": called for name, called in names.items()}
+    # So that nothing makes flags of them later.
+    hints = {name: f"the key {name}" for name in names}
+    error._rename(names | flags, hints)  # noqa: SLF001 - the package's own
+
+
+def _every_key() -> Iterator[tuple[str, str, click.Parameter]]:
+    """Yields how each key is written, the key, and its option."""
+    for is_connection, keys in KEYS.items():
+        where = f"{_CONNECTION}." if is_connection else ""
+        yield from ((f"{where}{key}", key, each) for key, each in keys.items())
+        for secret, of in SECRETS.items():
+            if of in keys:
+                yield f"{where}{secret}", secret, keys[of]
 
 
 def _load(context: click.Context, _parameter: click.Parameter, path: str) -> Path:

@@ -17,6 +17,7 @@ import click
 from dcp_rs.cli import _probes
 from dcp_rs.cli._options import call_options, command, connection_options, output_options
 from dcp_rs.cli._output import width, write
+from dcp_rs.cli._pipeline import call_as_in
 from dcp_rs.cli._probes import ProbeError, Seed
 from dcp_rs.client import Client
 from dcp_rs.exceptions import (
@@ -183,7 +184,9 @@ def _not_connected(
     user, bucket = _user(options), options.bucket or target.bucket or "(none)"
     if isinstance(error, BucketNotFoundError | AccessDeniedError):
         yield Finding("login", user, "ok", "accepted")
-        advice = f"check the bucket's name, in the connection string or --bucket; {_ROLE}"
+        advice = (
+            f"check the bucket's name, in the connection string or {_called('bucket')}; {_ROLE}"
+        )
         yield Finding("bucket", bucket, "failed", str(error), advice)
         return
     if isinstance(error, AuthenticationError):
@@ -195,7 +198,10 @@ def _not_connected(
         elif options.username is not None:
             advice = "check the user name and password; LDAP and PAM users need couchbases://"
         else:
-            advice = "pass --username, or check that the cluster accepts this client certificate"
+            advice = (
+                f"set {_called('username')}, or check that the cluster accepts this client"
+                " certificate"
+            )
         yield Finding("login", user, "failed", str(error), advice)
         return
     if isinstance(error, ConnectError | TimeoutError) and not is_listed:
@@ -212,8 +218,15 @@ def _not_connected(
 
 def _said(error: DcpError) -> str:
     if isinstance(error, ConfigError):
-        call_options(error, [click.get_current_context().command])
+        context = click.get_current_context()
+        call_as_in(context, error)
+        call_options(error, [context.command])
     return str(error)
+
+
+def _called(option: str) -> str:
+    """Returns what an option is called where its user wrote it, or would."""
+    return _said(ConfigError(option=option)).rstrip(": ")
 
 
 class _Watch(logging.Handler):
