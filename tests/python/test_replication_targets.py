@@ -11,6 +11,7 @@ import pytest
 
 import dcp_rs
 import replicas
+from dcp_rs.cli import _program
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication import open_target
 from dcp_rs.replication.target import Address
@@ -260,12 +261,21 @@ def test_json_and_variants_are_not_mixed_up(cluster, tmp_path):
     variant = f"{replica.url}?value_format=variant"
     with pytest.raises(ConfigError, match="value is JSON but must be VARIANT"):
         replicate(cluster, variant)
-    with pytest.raises(ConfigError, match="value_format: the documents have no column value"):
+    with pytest.raises(ConfigError, match="target: value_format is for documents"):
         replicate(
             cluster, f"duckdb://{tmp_path}/other?value_format=variant", document_schema="n INT"
         )
-    with pytest.raises(ConfigError, match="'jsonb' is neither json nor variant"):
-        replicate(cluster, f"{replica.url}?value_format=jsonb")
+
+
+def test_an_option_of_a_url_is_no_option_of_its_own(cluster, tmp_path, monkeypatch, capsys):
+    url = f"{replicas.InDuckDB(tmp_path).url}?value_format=jsonb"
+    told = "value_format must be json or variant, not 'jsonb'"
+    with pytest.raises(ConfigError, match=f"target: {told}"):
+        replicate(cluster, url)
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
+    bucket = f"{cluster.connection_string}/default"
+    assert _program.run(["replicate", bucket, url, "--username=Administrator", "--once"]) == 1
+    assert f"TARGET: {told}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

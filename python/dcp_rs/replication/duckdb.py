@@ -101,7 +101,7 @@ class DuckDBTarget:
     ) -> None:
         if value_format not in {"json", "variant"}:
             raise ConfigError(
-                f"{value_format!r} is neither json nor variant", option="value_format"
+                f"value_format must be json or variant, not {value_format!r}", option="target"
             )
         self._duckdb = require("a DuckDB target", "duckdb", "duckdb")
         self._file = path if isinstance(path, DatabaseFile) else DatabaseFile(path)
@@ -346,7 +346,8 @@ class DuckDBTarget:
             found["value"] = self._value_type
         elif self._value_type != "JSON":
             raise ConfigError(
-                "the documents have no column value to be a variant", option="value_format"
+                "value_format is for documents that are one column, value: leave it out",
+                option="target",
             )
         if self._value_type == "VARIANT" or any(has_variant(each.type) for each in schema):
             self._check_variant()
