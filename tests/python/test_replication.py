@@ -701,6 +701,6 @@ def test_a_table_and_a_log_are_not_mixed_up(cluster, written, table):
     fill(written)
     replicate(cluster, table)
     before = table.rows()
-    with pytest.raises(ConfigError, match="the target is a table, not a log"):
+    with pytest.raises(ConfigError, match="is a table, not a log: choose table, or"):
         replicate(cluster, table, mode="log")
     assert table.rows() == before, "it has not even got the columns of a log"

@@ -266,7 +266,11 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
     if state is None:
         return
     if state.mode != mode:
-        raise ConfigError(f"the target is a {state.mode}, not a {mode}", option="mode")
+        raise ConfigError(
+            f"the target is a {state.mode}, not a {mode}: choose {state.mode}, or replicate to a"
+            " new one",
+            option="mode",
+        )
     lost = sorted(set(state.documents) - set(schema.names))
     if DELETED in lost and mode == "table":
         raise ConfigError(
