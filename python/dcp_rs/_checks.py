@@ -89,9 +89,13 @@ def items(option: str, value: object, expected: str) -> list[object]:
     return list(value)
 
 
+VBUCKETS = "a list of vBuckets, such as range(64)"
+"""What the option `vbuckets` is."""
+
+
 def vbuckets(value: object) -> list[int]:
     """Returns the numbers of vBuckets in any iterable but text."""
-    found = items("vbuckets", value, "a list of vBuckets")
+    found = items("vbuckets", value, VBUCKETS)
     for each in found:
         integer("vbuckets", each, 0, 0xFFFF)
     return cast("list[int]", found)

@@ -43,6 +43,8 @@ class StreamStart:
         Raises:
             ConfigError: The store cannot be shared, or there are more members than vBuckets.
         """
+        if isinstance(vbuckets, str):
+            raise _checks.wrong_type("vbuckets", vbuckets, f"{_checks.VBUCKETS}, or a Share")
         if not isinstance(vbuckets, Share):
             return vbuckets
         if self.store is not None and not self.takes_over:

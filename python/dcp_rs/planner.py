@@ -108,6 +108,8 @@ class Planner:
         options = dict(locals())
         del options["self"], options["client"]
         _checks.instance("client", client, Bucket, "a Client")
+        if isinstance(vbuckets, str):
+            raise _checks.wrong_type("vbuckets", vbuckets, f"{_checks.VBUCKETS}, or a Share")
         if isinstance(vbuckets, Share):
             options["vbuckets"] = vbuckets.vbuckets(client.num_vbuckets)
         elif isinstance(vbuckets, Iterator):

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from dcp_rs import planner
-from dcp_rs.exceptions import CheckpointError
+from dcp_rs.exceptions import CheckpointError, ConfigError
 
 PROGRAM = """
 import logging, threading, time
@@ -51,3 +51,8 @@ def test_offsets_that_are_nested_too_deeply_are_damaged():
 def test_planning_and_logging_do_not_wait_for_each_other():
     # In a process of its own: what stands still holds the interpreter.
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=60)
+
+
+def test_text_is_no_list_of_vbuckets(client):
+    with pytest.raises(ConfigError, match=r"such as range\(64\), or a Share, not str"):
+        planner.Planner(client, "0-3")

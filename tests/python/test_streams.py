@@ -270,6 +270,7 @@ def test_numbers_of_a_stream(client, fill):
         ("until", 5, "until: must be"),
         ("vbuckets", [], "vbuckets: names no vBucket"),
         ("vbuckets", 5, "vbuckets: must be a list of vBuckets, not int"),
+        ("vbuckets", "0-3", r"vbuckets: must be .*, such as range\(64\), or a Share, not str"),
         ("vbuckets", ["1"], "vbuckets: must be a whole number, not str"),
         ("vbuckets", [70_000], "vbuckets: 70000 is not from 0"),
         (
