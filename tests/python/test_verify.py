@@ -246,6 +246,8 @@ def test_what_cannot_be_compared_is_refused(cluster, tmp_path):
     log = replicas.InDuckDB(tmp_path)
     log.mode = "log"
     replicas.replicate(cluster, log)
+    with pytest.raises(ConfigError, match=r"^vbuckets: vBucket 9999 does not exist"):
+        verify(cluster, log, vbuckets=[9999])
     with pytest.raises(ConfigError, match="is a log"):
         verify(cluster, log)
     with pytest.raises(ConfigError, match="a log keeps what it has") as raised:
@@ -253,7 +255,12 @@ def test_what_cannot_be_compared_is_refused(cluster, tmp_path):
     assert raised.value.option == "reload"
     replica = replicas.OfMany(replicas.InDuckDB(tmp_path / ".."), "duckdb", "table")
     replica.url = f"duckdb://{tmp_path}/other.duckdb"
-    for wrong, reason in [("x", "must be vBuckets"), ({"no.such": None}, "no table is of no.such")]:
+    for wrong, reason in [
+        ("x", "must be vBuckets"),
+        ({"no.such": None}, "no table is of no.such"),
+        ([9999], "vBucket 9999 does not exist"),
+        ({"no.such": [9999]}, "vBucket 9999 does not exist"),
+    ]:
         with pytest.raises(ConfigError, match=reason) as raised:
             replicas.replicate(cluster, replica, reload=wrong)
         assert raised.value.option == "reload"

@@ -287,10 +287,13 @@ def verify(
     _checks.integer("examples", examples, 0, 100_000)
     if isinstance(collections, str):
         collections = [collections]
+    if vbuckets is not None:
+        vbuckets = _checks.vbuckets(vbuckets)
+        _checks.existing("vbuckets", vbuckets, client.num_vbuckets)
     return comparing.verify(
         client,
         target,
         None if collections is None else _checks.names("collections", collections),
-        None if vbuckets is None else _checks.vbuckets(vbuckets),
+        vbuckets,
         examples,
     )

@@ -64,7 +64,7 @@ def prepare(given: Mapping[str, Any]) -> tuple[Tables, Settings]:
     masks = Masks.of(given["drop_fields"], given["hash_fields"], given["hash_key"])
     options = {name: given[name] for name in _OF_CONTRACTS} | {"masks": masks}
     contract = contract_of(Contract(), options, given["mode"])
-    sample, reload = given["sample"], Reload.of(given["reload"])
+    sample, reload = given["sample"], Reload.of(given["reload"], given["client"].num_vbuckets)
     target, storage_options = given["target"], given["storage_options"]
     tables = template_of(target, given["tables"]) or given["tables"]
     if tables is None:

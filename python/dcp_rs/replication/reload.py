@@ -27,12 +27,24 @@ class Reload:
     by_collection: Mapping[str, frozenset[int] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: object) -> Reload:
+    def of(cls, given: object, num_vbuckets: int) -> Reload:
         """Reads the option of `dcp_rs.replicate`.
 
+        Args:
+            given: Its value.
+            num_vbuckets: How many vBuckets the bucket has.
+
         Raises:
-            ConfigError: It is neither vBuckets nor a mapping from collections to vBuckets.
+            ConfigError: It is neither vBuckets nor a mapping from collections to vBuckets, or the
+                bucket has no such vBucket.
         """
+        found = cls._of(given)
+        of_collections = (each for each in found.by_collection.values() if each is not None)
+        _checks.existing("reload", sorted(found.vbuckets.union(*of_collections)), num_vbuckets)
+        return found
+
+    @classmethod
+    def _of(cls, given: object) -> Reload:
         if given is None:
             return cls()
         try:
