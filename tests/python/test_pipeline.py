@@ -271,6 +271,8 @@ def test_an_option_that_the_file_lacks_is_called_as_it_would_be_there(
     flags = ("--mode=log", "--deletes=mark", f"--target=parquet://{tmp_path}/lake")
     assert run(command, file(but=lacks), *flags) == 1
     assert "--deletes: a log has" in capsys.readouterr().err
+    assert run(command, file(but=[*lacks, "target"]), "--target=x://") == 1
+    assert "--target: must begin with one of" in capsys.readouterr().err
 
 
 def test_check_advises_as_the_file_calls_options(file, capsys):

@@ -98,3 +98,10 @@ def test_error_on_the_command_line_has_its_option(cluster, monkeypatch, capsys, 
     assert _program.run(["cat", address, "--username", "Administrator", *arguments]) == 1
     assert seen[0].option == option
     assert capsys.readouterr().err.startswith(f"dcp-rs: {option}")
+
+
+def test_an_error_about_an_argument_calls_it_as_the_usage_does(monkeypatch, capsys):
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
+    arguments = ["--username", "Administrator"]
+    assert _program.run(["cat", "http://127.0.0.1:8091/travel", *arguments]) == 1
+    assert capsys.readouterr().err.startswith("dcp-rs: CONNSTR: must start with couchbase://")

@@ -236,7 +236,7 @@ def call_options(error: ConfigError, commands: Iterable[click.Command]) -> Confi
         for name in (option.removeprefix("--").replace("-", "_"), str(parameter.name))
     }
     options["hash_key"] = "--hash-key-env"
-    options["target"] = "TARGET"
+    options |= {"connection_string": "CONNSTR", "target": "TARGET"}
     error._rename(options)  # noqa: SLF001
     return error
 

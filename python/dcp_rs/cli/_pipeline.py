@@ -322,10 +322,16 @@ def call_as_in(context: click.Context, error: ConfigError, file: File | None = N
         for name in (key, str(parameter.name))
         if not is_given(context, str(parameter.name))
     }
+    # Arguments of other commands, for which there are flags here.
+    given = {
+        name: f"--{name.replace('_', '-')}"
+        for name in ("connection_string", "target")
+        if is_given(context, name)
+    }
     flags = {f"--{name.replace('_', '-')}": called for name, called in names.items()}
     # So that nothing makes flags of them later.
     hints = {name: f"the key {name}" for name in names}
-    error._rename(names | flags, hints)  # noqa: SLF001 - the package's own
+    error._rename(names | flags | given, hints)  # noqa: SLF001 - the package's own
 
 
 def _every_key() -> Iterator[tuple[str, str, click.Parameter]]:
