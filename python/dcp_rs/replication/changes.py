@@ -324,7 +324,7 @@ class Reduced:
 
 
 def release_memory() -> None:
-    """Gives back to the system what Arrow keeps for later: many changes came, and few will."""
+    """Returns to the system what Arrow's pool keeps: a backlog is over, and few changes follow."""
     pa.default_memory_pool().release_unused()
 
 
