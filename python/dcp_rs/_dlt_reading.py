@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs._dlt_destination import Destination
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError, RollbackError
 from dcp_rs.planner import Planner, PlanOptions
 from dcp_rs.schema import Schema
@@ -93,6 +94,7 @@ class Reading:
                 "the table of %s has changes that its state lacks and the bucket no longer has: it "
                 "is loaded again",
                 self.collection,
+                extra=about("table_reloaded", collection=self.collection),
             )
             start = None
         raise AssertionError("the last attempt returns or raises")

@@ -8,6 +8,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 
 if TYPE_CHECKING:
@@ -124,6 +125,7 @@ def _too_old(library: str) -> str | None:
         _log.warning(
             "%s %s is newer than the versions that dcp_rs is tested with, %s to %s",
             library, installed, floor, newest,
+            extra=about("library_untested", library=library, version=installed),
         )  # fmt: skip
     return None
 

@@ -8,6 +8,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
 from dcp_rs.replication import delta_history
 from dcp_rs.replication.delta_states import STATES, DeltaStates, StoredStates
@@ -354,6 +355,7 @@ def prepare(storage: Storage) -> None:
             "%s: writers of S3 that make no conditional puts, such as Spark without a commit"
             " coordinator, can overwrite a commit: let none of them write to this table",
             storage.url,
+            extra=about("writers_not_fenced", location=storage.url),
         )
 
 

@@ -9,6 +9,7 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dcp_rs._libraries import require
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import iceberg_states as states
 from dcp_rs.replication.iceberg_attempt import Attempt
@@ -209,7 +210,12 @@ class IcebergTarget:
                 # An attempt that came to nothing has removed its files.
                 if self._place is None or not isinstance(error.__cause__, OSError) or not pause:
                     raise
-                _log.warning("a commit to %s is tried again: %s", self._name, error)
+                _log.warning(
+                    "a commit to %s is tried again: %s",
+                    self._name,
+                    error,
+                    extra=about("commit_retried", table=self._name, error=str(error)),
+                )
                 time.sleep(pause)
             else:
                 return

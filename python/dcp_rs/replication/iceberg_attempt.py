@@ -6,6 +6,7 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.iceberg_states import DOCUMENT, noted
 from dcp_rs.replication.target import overtaken
@@ -49,7 +50,11 @@ class Attempt:
         except BaseException as error:
             has_landed = self._has_landed()
             if has_landed and isinstance(error, Exception):
-                _log.warning("a commit is there, although it failed: %s", error)
+                _log.warning(
+                    "a commit is there, although it failed: %s",
+                    error,
+                    extra=about("commit_answer_lost", error=str(error)),
+                )
                 self._table.refresh()
                 return
             if has_landed is False and not _is_unknown(error):
@@ -125,7 +130,11 @@ class Attempt:
             except FileNotFoundError:
                 pass  # pyiceberg has removed some, and others were not begun.
             except Exception as error:  # noqa: BLE001 - what ended the attempt is more important
-                _log.warning("a file of a commit that failed cannot be removed: %s", error)
+                _log.warning(
+                    "a file of a commit that failed cannot be removed: %s",
+                    error,
+                    extra=about("files_left", error=str(error)),
+                )
 
 
 def _is_unknown(error: BaseException) -> bool:

@@ -14,6 +14,7 @@ import secrets
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError
 from dcp_rs.replication.state import State
 
@@ -141,7 +142,11 @@ def forget(table: Any, commits: int) -> None:
             if name not in names and number.isdecimal() and int(number) <= commits:
                 table.io.delete(f"{folder}/{name}")
     except OSError as error:
-        _log.warning("state documents of expired snapshots cannot be removed: %s", error)
+        _log.warning(
+            "state documents of expired snapshots cannot be removed: %s",
+            error,
+            extra=about("files_left", error=str(error)),
+        )
 
 
 def _names(io: Any, folder: str) -> list[str]:

@@ -552,7 +552,11 @@ class TablePerCollection:
         if number not in self._known:
             # Dropped before its name was known: it has left nothing.
             self._nameless.add(number)
-            _log.info("changes of collection %#x go to no table, since it was dropped", number)
+            _log.info(
+                "changes of collection %#x go to no table, since it was dropped",
+                number,
+                extra=about("changes_left_out", collection_id=number),
+            )
         return self._known.get(number)
 
     def _created(self, name: str, group: Group, parts: list[pa.Table]) -> Table | None:

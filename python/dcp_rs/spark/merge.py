@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs._libraries import require
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.changes import newest, vbuckets_in
 from dcp_rs.replication.delta_files import local_folder
@@ -88,7 +89,13 @@ class MergeInto:
     def _take(self, table: DeltaTable, batch: DataFrame, batch_id: int) -> None:
         is_due = partial(self._is_due, batch_id)
         if not is_due(table.version() if table.find() else None):
-            _log.info("%s has batch %d of query %s", self._location, batch_id, self._query)
+            _log.info(
+                "%s has batch %d of query %s",
+                self._location,
+                batch_id,
+                self._query,
+                extra=about("batch_skipped", table=self._location, batch=batch_id),
+            )
             return
         changes = batch.toArrow()
         _check_rows(changes)

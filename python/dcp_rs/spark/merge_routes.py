@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs._libraries import require_spark
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.names import TableNames
 from dcp_rs.spark import merge_sql
@@ -135,7 +136,10 @@ class RoutedMerge:
         for row in sorted(pairs, key=str):
             if row["scope"] is None or row["collection"] is None:
                 # Only a collection that was dropped before it was read has no name.
-                _log.warning("changes of a collection without a name are left out: it was dropped")
+                _log.warning(
+                    "changes of a collection without a name are left out: it was dropped",
+                    extra=about("changes_left_out"),
+                )
                 continue
             name = f"{row['scope']}.{row['collection']}"
             pattern = self._names.pattern(name)

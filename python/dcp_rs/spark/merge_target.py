@@ -8,6 +8,7 @@ import secrets
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.target import variant_refused
 from dcp_rs.spark import merge_sql
@@ -112,7 +113,13 @@ class Target:
                 option=_OPTION,
             )
         if batch <= last:
-            _log.info("%s has batch %d of %s", self.name, batch, self._application)
+            _log.info(
+                "%s has batch %d of %s",
+                self.name,
+                batch,
+                self._application,
+                extra=about("batch_skipped", table=self.name, batch=batch),
+            )
         return batch > last
 
     def _last(self) -> int:
@@ -163,7 +170,12 @@ class Target:
         """Whether batches are in it that are not noted, as those of `merge_into(path)`."""
         if strange is None or self._session.table(self._sql).isEmpty():
             return False
-        _log.warning("%s is taken over from merge_into(path): %s", self.name, strange)
+        _log.warning(
+            "%s is taken over from merge_into(path): %s",
+            self.name,
+            strange,
+            extra=about("table_taken_over", table=self.name),
+        )
         return True
 
     # ----- writing -----
@@ -227,7 +239,7 @@ class Target:
         writer = rows.writeTo(self._sql).using(of.name)
         writer.tableProperty(_OWNER, self._application).create()
         self._format = of
-        _log.info("created %s", self.name)
+        _log.info("created %s", self.name, extra=about("table_created", table=self.name))
         for commit in of.commits(self._session, self._parts):
             self._seen = commit.version
             break
@@ -240,7 +252,12 @@ class Target:
         """Adds the columns that the table lacks."""
         added = self._added(columns, of)
         if added:
-            _log.info("%s gains %s", self.name, ", ".join(added))
+            _log.info(
+                "%s gains %s",
+                self.name,
+                ", ".join(added),
+                extra=about("columns_changed", table=self.name),
+            )
             self._session.sql(f"ALTER TABLE {self._sql} ADD COLUMNS ({', '.join(added)})").collect()
 
     def _added(self, columns: StructType, of: Format) -> list[str]:
@@ -346,7 +363,10 @@ def again_if_lost(merge: Callable[[], None]) -> None:
         except Exception as error:
             if not left or not _LOST.search(str(error)):
                 raise
-            _log.warning("a batch is read again, since an executor that held some of it is gone")
+            _log.warning(
+                "a batch is read again, since an executor that held some of it is gone",
+                extra=about("batch_read_again"),
+            )
         else:
             return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication.postgres.relation import STATES, names_of
 from dcp_rs.replication.postgres.session import qualified
@@ -111,6 +112,7 @@ class States:
                 "table of states: let its owner run ALTER TABLE %s %s",
                 self.table,
                 _ROWS,
+                extra=about("edits_not_noticed", table=self.table),
             )
         return may_add
 
