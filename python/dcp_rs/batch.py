@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NoReturn, Self, overload
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self, overload
 
 from dcp_rs import _checks, _dcp_rs, _display
 from dcp_rs._libraries import require, require_pyarrow
@@ -214,7 +214,16 @@ class ChangeBatch:
         return _display.table("dcp_rs.ChangeBatch", self.column_names, shown, self.num_rows)
 
 
-def by_collection(batches: Iterable[ChangeBatch]) -> dict[int | None, list[pa.RecordBatch]]:
+class CollectionRows(NamedTuple):
+    """Rows of a collection."""
+
+    rows: list[pa.RecordBatch]
+    nbytes: int
+    oldest: int | None
+    """The oldest time of a CAS, in microseconds since 1970; `None` without one."""
+
+
+def by_collection(batches: Iterable[ChangeBatch]) -> dict[int | None, CollectionRows]:
     """Returns the rows of batches by the ID of their collection, `None` for those without one.
 
     Each row is copied once, and the rows of a collection are one batch, unless there is one only.
@@ -224,4 +233,7 @@ def by_collection(batches: Iterable[ChangeBatch]) -> dict[int | None, list[pa.Re
     """
     made = require_pyarrow("batches by collection").record_batch
     found = _dcp_rs.by_collection([batch._inner for batch in batches])  # noqa: SLF001 - its own
-    return {number: [made(part) for part in parts] for number, parts in found.items()}
+    return {
+        number: CollectionRows([made(each) for each in rows], nbytes, oldest)
+        for number, (rows, nbytes, oldest) in found.items()
+    }

@@ -197,7 +197,7 @@ def test_the_extension_returns_types_and_no_tuples_or_dicts_of_fields():
         name: each for name, each in returned.items() if "tuple[" in each or "dict[" in each
     } == {
         "__arrow_c_array__": "tuple[object, object]",
-        "by_collection": "dict[int | None, list[ArrowBatch]]",
+        "by_collection": "dict[int | None, tuple[list[ArrowBatch], int, int | None]]",
         "collection_lag": "dict[str, int | None]",
         "defaults": "dict[str, dict[str, Any]]",
         "collections": "dict[str, int]",

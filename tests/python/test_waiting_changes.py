@@ -12,7 +12,7 @@ import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConcurrentWriterError
 from dcp_rs.replication import open_database, open_target
-from dcp_rs.replication.waiting import Limits, Waiting, due
+from dcp_rs.replication.waiting import Limits, Part, Waiting, due, oldest
 
 ROWS = pa.table({"timestamp": pa.array(range(100), pa.timestamp("us", "UTC"))})
 
@@ -20,7 +20,8 @@ ROWS = pa.table({"timestamp": pa.array(range(100), pa.timestamp("us", "UTC"))})
 def table(rows, since=0.0):
     waiting = Waiting()
     for first in range(0, rows, 100):
-        waiting.add(ROWS.slice(0, min(rows - first, 100)), since)
+        changes = ROWS.slice(0, min(rows - first, 100))
+        waiting.add(Part(changes, changes.nbytes, *oldest(changes)[:1]), since)
     return SimpleNamespace(waiting=waiting)
 
 

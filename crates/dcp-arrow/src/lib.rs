@@ -66,7 +66,7 @@ pub use pending::PendingBatch;
 pub use pool::BufferPool;
 pub use schema::{COLUMNS, Column, ColumnSet, ColumnSpec, KeyType, SchemaError};
 pub use sink::ArrowSink;
-pub use split::{Part, by_collection};
+pub use split::{Part, by_collection, sliced_bytes};
 pub use table::{Columns, TableOptions, TableSchema};
 
 /// The most similar of `names` by edit distance, comparing the first 64 characters; `None` if none

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use arrow_array::builder::BooleanBufferBuilder;
 use arrow_array::cast::AsArray;
-use arrow_array::types::{BinaryType, ByteArrayType, Int64Type, Utf8Type};
+use arrow_array::types::{
+    BinaryType, ByteArrayType, Int64Type, TimestampMicrosecondType, Utf8Type,
+};
 use arrow_array::{
     Array, ArrayRef, ArrowPrimitiveType, BooleanArray, GenericByteArray, Int64Array,
     PrimitiveArray, RecordBatch, StructArray, downcast_primitive,
@@ -23,6 +25,30 @@ pub struct Part {
     pub collection_id: Option<i64>,
     /// The rows, in order.
     pub batches: Vec<RecordBatch>,
+}
+
+impl Part {
+    /// Bytes of the rows.
+    #[must_use]
+    pub fn nbytes(&self) -> usize {
+        self.batches.iter().flat_map(RecordBatch::columns).map(sliced_bytes).sum()
+    }
+
+    /// The oldest time of a CAS, in microseconds since 1970; `None` without a column of them.
+    #[must_use]
+    pub fn oldest(&self) -> Option<i64> {
+        let times = self.batches.iter().filter_map(|batch| {
+            let times = batch.column_by_name(Column::Timestamp.name())?;
+            times.as_primitive_opt::<TimestampMicrosecondType>()?.iter().flatten().min()
+        });
+        times.min()
+    }
+}
+
+/// Memory of an array's rows in bytes, excluding unused parts of its buffers.
+#[must_use]
+pub fn sliced_bytes(array: &ArrayRef) -> usize {
+    array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
 }
 
 /// Splits the rows of batches by the ID of their collection, in the order of their first rows.

@@ -1,7 +1,8 @@
 //! One batch of changes.
 
 use arrow_array::ffi::FFI_ArrowArray;
-use arrow_array::{Array, ArrayRef, RecordBatch, StructArray};
+use arrow_array::{Array, RecordBatch, StructArray};
+use dcp_arrow::sliced_bytes;
 use dcp_consumer::AckToken;
 use dcp_proto::checkpoint::Checkpoint as EngineCheckpoint;
 use pyo3::prelude::*;
@@ -111,7 +112,8 @@ impl ChangeBatch {
     }
 }
 
-/// The rows of batches by the ID of their collection, `None` for those that have none.
+/// The rows of batches by the ID of their collection, `None` for those that have none, with their
+/// bytes and the oldest time of a CAS.
 #[pyfunction]
 pub(crate) fn by_collection<'py>(
     py: Python<'py>,
@@ -122,8 +124,9 @@ pub(crate) fn by_collection<'py>(
     let parts = parts.map_err(|error| Failure::new(Kind::Dcp, error.to_string()))?;
     let found = PyDict::new(py);
     for part in parts {
+        let (nbytes, oldest) = (part.nbytes(), part.oldest());
         let rows: Vec<ArrowBatch> = part.batches.into_iter().map(ArrowBatch).collect();
-        found.set_item(part.collection_id, rows)?;
+        found.set_item(part.collection_id, (rows, nbytes, oldest))?;
     }
     Ok(found)
 }
@@ -153,9 +156,4 @@ pub(crate) fn capsules<'py>(py: Python<'py>, batch: &RecordBatch) -> PyResult<Bo
     let schema = schema_capsule(py, &batch.schema())?;
     let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
     PyTuple::new(py, [schema, array])
-}
-
-/// Memory of an array's rows in bytes, excluding unused parts of its buffers.
-fn sliced_bytes(array: &ArrayRef) -> usize {
-    array.to_data().get_slice_memory_size().unwrap_or_else(|_| array.get_buffer_memory_size())
 }

@@ -558,12 +558,12 @@ class Replication:
         read = group.buffer.take(self._tables.layout.read)
         if read is None:
             return
-        changes, group.position = read
+        parts, group.position = read
         meter = self._reports.meter
-        meter.bytes += sum(part.nbytes for part in changes.values())
-        meter.rollbacks += len(reducing.rolled_back(changes[None]))
-        for table, part in self._tables.route(changes, group, self._groups):
-            if len(part):
+        meter.bytes += sum(part.bytes for part in parts.values())
+        meter.rollbacks += len(reducing.rolled_back(parts[None].changes))
+        for table, part in self._tables.route(parts, group, self._groups):
+            if len(part.changes):
                 table.waiting.add(part, since)
 
     def _commit_tables(

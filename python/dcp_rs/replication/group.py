@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from dcp_rs.batch import by_collection
 from dcp_rs.replication.reader import Reader, of_documents
+from dcp_rs.replication.waiting import Part
 
 if TYPE_CHECKING:
     import threading
@@ -82,25 +83,29 @@ class Buffer:
             return interval
         return self._since + interval - time.monotonic()
 
-    def take(self, schema: pa.Schema) -> tuple[dict[int | None, pa.Table], Checkpoint] | None:
+    def take(self, schema: pa.Schema) -> tuple[dict[int | None, Part], Checkpoint] | None:
         """Returns the changes by collection and the position after them, and forgets them.
 
         What concerns a vBucket or a scope is under `None`, as is everything if it is not split.
         `None` if not even a position was read.
         """
-        read, checkpoint = self._read, self.checkpoint
+        read, size, written, checkpoint = self._read, self._bytes, self.written, self.checkpoint
         self._read, self.checkpoint = [], None
         self.rows = self._bytes = 0
         if checkpoint is None:
             return None
-        parts: dict[int | None, list[pa.RecordBatch]]
+        parts: dict[int | None, Part] = {}
         if self._splits:
-            parts = by_collection(batch.whole for batch in read)
-            parts[None] = [of_documents(part) for part in parts.get(None, ())]
+            for number, (rows, nbytes, oldest) in by_collection(
+                batch.whole for batch in read
+            ).items():
+                some = rows if number is not None else [of_documents(each) for each in rows]
+                parts[number] = Part(pa.Table.from_batches(some, schema), nbytes, oldest)
+            parts.setdefault(None, Part(schema.empty_table(), 0, None))
         else:
-            parts = {None: [batch.changes for batch in read]}
-        changes = {number: pa.Table.from_batches(some, schema) for number, some in parts.items()}
-        return changes, checkpoint
+            changes = pa.Table.from_batches([batch.changes for batch in read], schema)
+            parts[None] = Part(changes, size, written)
+        return parts, checkpoint
 
 
 class Group:

@@ -6,8 +6,6 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Literal, Protocol
 
-import pyarrow as pa
-
 from dcp_rs._logging import about
 from dcp_rs.exceptions import CheckpointError, ConfigError, DcpError
 from dcp_rs.replication import changes as reducing
@@ -17,9 +15,12 @@ from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.outage import is_unavailable
 from dcp_rs.replication.reload import Reload
 from dcp_rs.replication.sampling import sample
+from dcp_rs.replication.waiting import Part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    import pyarrow as pa
 
     from dcp_rs.checkpoint import Checkpoint
     from dcp_rs.client import Client
@@ -89,12 +90,12 @@ class Tables(Protocol):
         """
 
     def route(
-        self, changes: Mapping[int | None, pa.Table], group: Group, groups: Iterable[Group]
-    ) -> list[tuple[Table, pa.Table]]:
+        self, parts: Mapping[int | None, Part], group: Group, groups: Iterable[Group]
+    ) -> list[tuple[Table, Part]]:
         """Returns the changes of a group's stream by the tables that they are for.
 
         Args:
-            changes: By the ID of their collection, `None` for those of vBuckets and scopes; or all
+            parts: By the ID of their collection, `None` for those of vBuckets and scopes; or all
                 under `None`, if the tables are one.
             group: The group.
             groups: All groups.
@@ -216,10 +217,10 @@ class OneTable:
         )
 
     def route(
-        self, changes: Mapping[int | None, pa.Table], _group: Group, _groups: Iterable[Group]
-    ) -> list[tuple[Table, pa.Table]]:
+        self, parts: Mapping[int | None, Part], _group: Group, _groups: Iterable[Group]
+    ) -> list[tuple[Table, Part]]:
         """See `Tables`."""
-        return [(self._table, changes[None])]
+        return [(self._table, parts[None])]
 
     def collection_id(self, _table: Table) -> int | None:
         """See `Tables`."""
@@ -516,26 +517,29 @@ class TablePerCollection:
         }
 
     def route(
-        self, changes: Mapping[int | None, pa.Table], group: Group, groups: Iterable[Group]
-    ) -> list[tuple[Table, pa.Table]]:
+        self, parts: Mapping[int | None, Part], group: Group, groups: Iterable[Group]
+    ) -> list[tuple[Table, Part]]:
         """See `Tables`."""
-        parts: dict[str, list[pa.Table]] = {}
-        of_vbuckets = changes[None]
-        about_all = of_vbuckets.filter(reducing.is_rollback(of_vbuckets))
-        for number, part in changes.items():
+        found: dict[str, list[Part]] = {}
+        of_vbuckets = parts[None].changes
+        rollbacks = of_vbuckets.filter(reducing.is_rollback(of_vbuckets))
+        about_all = Part(rollbacks, rollbacks.nbytes, None)
+        for number, part in parts.items():
             if number is None:
                 continue
-            name = self._known.get(number) or self._named(number, part)
+            name = self._known.get(number) or self._named(number, part.changes)
             if name is not None:
-                parts.setdefault(name, []).append(part)
-        for name, some in parts.items():
+                found.setdefault(name, []).append(part)
+        for name, some in found.items():
             if name not in group.tables and not any(name in each.tables for each in groups):
                 table = self._created(name, group, some)
                 if table is not None:
                     group.tables[name] = table
         return [
-            (table, pa.concat_tables([about_all, *parts.get(str(name), ())]))
+            (table, part)
             for name, table in group.tables.items()
+            # A collection that was dropped and made again has two IDs.
+            for part in (about_all, *found.get(str(name), ()))
         ]
 
     def _named(self, number: int, changes: pa.Table) -> str | None:
@@ -559,12 +563,12 @@ class TablePerCollection:
             )
         return self._known.get(number)
 
-    def _created(self, name: str, group: Group, parts: list[pa.Table]) -> Table | None:
+    def _created(self, name: str, group: Group, parts: list[Part]) -> Table | None:
         """Opens the table of a collection that was created since the stream was opened."""
         if not self._is_chosen(name) or self._name(name) is None:
             return None
         table = self._open(name)
-        number = max(part["collection_id"][0].as_py() for part in parts)
+        number = max(part.changes["collection_id"][0].as_py() for part in parts)
         if group.stream is None:
             raise AssertionError("changes come from a stream")
         table.begin(group.stream.checkpoint(), number, is_whole=not group.until_now)

@@ -13,6 +13,15 @@ if TYPE_CHECKING:
     from dcp_rs.replication.table import Table
 
 
+class Part(NamedTuple):
+    """Changes that were read for a table."""
+
+    changes: pa.Table
+    bytes: int
+    oldest: int | None
+    """The oldest time of a CAS, in microseconds since 1970; `None` without one."""
+
+
 class Waiting:
     """The changes of a table that were read and not committed."""
 
@@ -25,14 +34,14 @@ class Waiting:
         self.written: int | None = None
         self._parts: list[pa.Table] = []
 
-    def add(self, changes: pa.Table, since: float) -> None:
+    def add(self, part: Part, since: float) -> None:
         """Adds changes, of which the first was read at a moment."""
         if not self._parts:
             self.since = since
-        self._parts.append(changes)
-        self.written = earlier(self.written, oldest(changes)[0])
-        self.rows += len(changes)
-        self.bytes += changes.nbytes
+        self._parts.append(part.changes)
+        self.written = earlier(self.written, part.oldest)
+        self.rows += len(part.changes)
+        self.bytes += part.bytes
 
     def take(self, schema: pa.Schema) -> pa.Table:
         """Returns the changes as one table, which wait no longer, but are not committed yet."""
