@@ -214,6 +214,12 @@ def test_check_looks_at_a_database(file, postgres_database, tmp_path, capsys):
     (tmp_path / "lake.duckdb").write_bytes(b"no database")
     status, found = checked(capsys, file())
     assert (status, found[-1]["status"]) == (1, "failed")
+    (tmp_path / "lake.csv").write_bytes(b"a,b\n1,2\n")
+    url = f"duckdb://{tmp_path}/lake.csv"
+    for command in ("check", "run"):
+        assert run(command, file(), f"--target={url}") == 1
+        assert "target: " in (told := capsys.readouterr().err)
+        assert "lake.csv is no DuckDB database" in told
 
 
 def test_check_asks_of_a_target_what_run_does(file, postgres_database, tmp_path, capsys):

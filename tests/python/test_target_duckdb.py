@@ -323,6 +323,33 @@ def test_what_is_refused_leaves_nothing_behind(cluster, tmp_path):
     assert not path.exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("orders.csv", b"a,b\n1,2\n"), ("orders.json", b'[{"a": 1}]'), ("empty.csv", b"")],
+)
+def test_a_file_of_data_is_no_database(cluster, tmp_path, name, content):
+    cluster.upsert("a", {"n": 1})
+    path = tmp_path / name
+    path.write_bytes(content)
+    message = f"{name} is no DuckDB database: .* in memory only"
+    with cluster.connect() as client:
+        for options in ({}, {"tables": "collection"}):
+            with pytest.raises(ConfigError, match=message):
+                dcp_rs.replicate(client, f"duckdb://{path}", once=True, **options)
+        with pytest.raises(ConfigError, match=message):
+            dcp_rs.replication.verify(client, f"duckdb://{path}")
+    assert path.read_bytes() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_ending_of_a_file_does_not_make_it_one_of_data(cluster, tmp_path):
+    cluster.upsert("a", {"n": 1})
+    with cluster.connect() as client:
+        for changes in (1, 0):
+            done = dcp_rs.replicate(client, f"duckdb://{tmp_path}/new.csv", once=True)
+            assert done.changes == changes
+
+
 def test_columns_may_be_called_anything(cluster, table):
     names = ["size (`cm`)", 'say "hi"', "a.b", "a;b", "é", "e\N{COMBINING ACUTE ACCENT}", "select"]
     schema = pa.schema([pa.field(name, pa.int64()) for name in names])

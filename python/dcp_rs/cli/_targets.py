@@ -78,11 +78,16 @@ def _duckdb(address: Address) -> str:
             raise DcpError(f"there is no folder {path.parent}: create it")
         return _created(path)
     duckdb = require("a look at a DuckDB database", "duckdb", "duckdb")
+    # Which imports PyArrow.
+    from dcp_rs.replication.duckdb_file import no_database
+
     try:
         with duckdb.connect(path, read_only=True) as database:
             found = database.execute("SELECT count(*) FROM duckdb_tables() WHERE NOT internal")
             (count,) = found.fetchone()
     except duckdb.Error as error:
+        if "in-memory database" in str(error):
+            raise no_database(path) from error
         raise DcpError(f"{path} cannot be opened: {' '.join(str(error).split())}") from error
     _check_writable(path)
     return f"a database with {_tables(count)}"

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dcp_rs._libraries import require
-from dcp_rs.exceptions import ConcurrentWriterError
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 
 
 class DatabaseFile:
@@ -29,6 +29,7 @@ class DatabaseFile:
 
         Raises:
             ConcurrentWriterError: Another process has it open.
+            ConfigError: The file is no database.
         """
         duckdb = require("a DuckDB target", "duckdb", "duckdb")
         try:
@@ -40,6 +41,9 @@ class DatabaseFile:
                 f"another process has {self} open, and DuckDB lets only one write to a file:"
                 " close it there, and replicate other tables to this file from one process"
             ) from error
+        if not is_stored(connection):
+            connection.close()
+            raise no_database(self)
         return quiet(connection)
 
     def remove(self) -> None:
@@ -48,6 +52,26 @@ class DatabaseFile:
 
     def __str__(self) -> str:
         return str(self._path)
+
+
+def is_stored(connection: Any) -> bool:
+    """Whether what is written to a connection stays.
+
+    For a file of data, such as CSV, Parquet and JSON, DuckDB makes a database in memory instead.
+    """
+    ((path,),) = connection.execute(
+        "SELECT path FROM duckdb_databases() WHERE database_name = current_database()"
+    ).fetchall()
+    return path is not None
+
+
+def no_database(path: object) -> ConfigError:
+    """Returns the error for a file that DuckDB does not write to."""
+    return ConfigError(
+        f"{path} is no DuckDB database: DuckDB takes it for a file of data, and would keep the rows"
+        " in memory only: name a new file, or a database",
+        option="target",
+    )
 
 
 def quiet(connection: Any) -> Any:
