@@ -37,6 +37,9 @@ OF_TARGETS = (
     "replication", "replication_targets", "replication_values", "many_tables", "marked_deletes",
     "inferred_schemas", "verify", "history_tables", "target_ducklake",
 )  # fmt: skip
+OF_S3 = (
+    "target_stored", "target_outage", "maintenance", "replication_steps", "stores", "sharing",
+)  # fmt: skip
 
 
 @dataclass
@@ -189,6 +192,15 @@ def stages(first_world: int) -> list[Stage]:
                 {"DCP_STEPS": "50"},
             )
             for target in ("delta", "iceberg", "parquet")
+        ),
+        Stage(
+            "versitygw",
+            "the tests of targets and members in S3 against versitygw, which looks at signatures",
+            [
+                *[*pytest, *(f"tests/python/test_{name}.py" for name in OF_S3)],
+                *["-k", "stored or objects"],
+            ],
+            {"DCP_S3": "versitygw", "DCP_STEPS": "5"},
         ),
         Stage(
             "dlt",

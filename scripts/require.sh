@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint
+# Usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw
 #        (python: prints the interpreter found)
 #
 # As root on Debian or Ubuntu it installs a JDK, PostgreSQL, stunnel and tshark if missing, and
@@ -176,6 +176,17 @@ require_actionlint() {
         stop "actionlint $want cannot be built"
 }
 
+# Also built from source, in two minutes.
+require_versitygw() {
+    local want=v1.8.0
+    [ ! -x .state/tools/bin/versitygw ] ||
+        ! go version -m .state/tools/bin/versitygw | grep -qF "$want" || return 0
+    command -v go >/dev/null || stop "no Go for a second S3 server: install golang"
+    GOBIN="$PWD/.state/tools/bin" GOFLAGS=-modcacherw \
+        go install "github.com/versity/versitygw/cmd/versitygw@$want" ||
+        stop "versitygw $want cannot be built"
+}
+
 case "${1:-}" in
 rust) require_rust ;;
 java) require_java ;;
@@ -188,5 +199,6 @@ promtool) require_promtool ;;
 deny) require_deny ;;
 mutants) require_mutants ;;
 actionlint) require_actionlint ;;
-*) stop "usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint" ;;
+versitygw) require_versitygw ;;
+*) stop "usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw" ;;
 esac

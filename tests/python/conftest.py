@@ -5,13 +5,10 @@ import functools
 import itertools
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import threading
-import time
-import urllib.request
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -197,30 +194,11 @@ def kafka_broker():
 
 @pytest.fixture(scope="session")
 def s3_server():
-    """An S3 server in a process of its own; gives its address."""
-    program = "import sys; from moto.server import main; main(sys.argv[1:])"
-    with socket.socket() as chosen:
-        chosen.bind(("127.0.0.1", 0))
-        port = chosen.getsockname()[1]
-    server = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", program, "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        end = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None, "moto did not start"
-                assert time.monotonic() < end
-                time.sleep(0.05)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.kill()
-        server.wait()
+    """An S3 server for all tests, each of which has a bucket of its own; gives its address."""
+    from s3_server import S3Server
+
+    with contextlib.closing(S3Server()) as server:
+        yield server.address
 
 
 _buckets = itertools.count()
@@ -229,9 +207,11 @@ _buckets = itertools.count()
 @pytest.fixture
 def s3_bucket(s3_server):
     """An empty bucket; gives where it is."""
-    name = f"test-{next(_buckets)}"
-    with urllib.request.urlopen(urllib.request.Request(f"{s3_server}/{name}", method="PUT")):
-        return {"endpoint": s3_server, "bucket": name}
+    import stores
+
+    place = {"endpoint": s3_server, "bucket": f"test-{next(_buckets)}"}
+    stores.make_bucket(place)
+    return place
 
 
 @pytest.fixture

@@ -323,7 +323,7 @@ class Stored:
     def options(self, endpoint):
         return {
             "aws_access_key_id": "test",
-            "aws_secret_access_key": "canary-8f1c2e of storage",
+            "aws_secret_access_key": stores.SECRET,
             "aws_region": "us-east-1",
             "aws_endpoint_url": endpoint,
             "aws_allow_http": "true",
@@ -601,7 +601,7 @@ class InStoredIceberg(OfObjects, InIceberg):
     def properties(self, endpoint):
         named = {
             "s3.access-key-id": "test",
-            "s3.secret-access-key": "canary-8f1c2e of storage",
+            "s3.secret-access-key": stores.SECRET,
             "s3.region": "us-east-1",
         }
         return named | {"warehouse": self.warehouse, "s3.endpoint": endpoint}

@@ -1,5 +1,6 @@
 """Stores of every kind, each as a process of its own opens it."""
 
+import functools
 import json
 import sqlite3
 from pathlib import Path
@@ -34,6 +35,22 @@ def opened(place):
     raise AssertionError(place)
 
 
+SECRET = "canary-8f1c2e of storage"
+"""Secret of the access key `test`, which moto does not look at."""
+
+
+@functools.cache
+def _server(endpoint):
+    import boto3
+
+    names = {"service_name": "s3", "endpoint_url": endpoint, "region_name": "us-east-1"}
+    return boto3.client(**names, aws_access_key_id="test", aws_secret_access_key=SECRET)
+
+
+def make_bucket(place):
+    _server(place["endpoint"]).create_bucket(Bucket=place["bucket"])
+
+
 def s3(place):
     from obstore.store import S3Store
 
@@ -41,7 +58,7 @@ def s3(place):
         place["bucket"],
         endpoint=place["endpoint"],
         access_key_id="test",
-        secret_access_key="test",
+        secret_access_key=SECRET,
         region="us-east-1",
         client_options={"allow_http": True},
     )

@@ -8,11 +8,10 @@ import pytest
 
 import dcp_rs
 import replicas
+import stores
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from replicas import Written
 from test_target_outage import Running
-
-SECRET = "canary-8f1c2e of storage"
 
 
 @pytest.fixture(params=replicas.STORED)
@@ -141,7 +140,7 @@ def test_a_location_that_is_wrong_is_told_of_within_seconds(cluster, replica, wh
         )  # fmt: skip
     assert time.monotonic() - begun < 10
     assert said in str(told.value)
-    assert SECRET not in str(told.value) + repr(told.value)
+    assert stores.SECRET not in str(told.value) + repr(told.value)
     assert not replica.stored.objects("")
 
 
@@ -161,7 +160,7 @@ def test_what_the_storage_refuses_is_told_of_by_its_cause(cluster, replica, code
     with pytest.raises(ConfigError, match=said) as told:
         replicas.replicate(cluster, replica)
     assert code in str(told.value)
-    assert SECRET not in str(told.value)
+    assert stores.SECRET not in str(told.value)
     assert not replica.stored.objects("")
 
 
@@ -205,7 +204,7 @@ def test_what_a_catalog_or_its_storage_refuses(cluster, stored, tmp_path):
             replicas.replicate(
                 cluster, replica, mode="log", storage_options=replica.to_write | options
             )
-        assert SECRET not in str(told.value)
+        assert stores.SECRET not in str(told.value)
     assert replica.catalog().list_namespaces() == []
     assert not stored.objects("")
 
