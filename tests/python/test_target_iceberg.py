@@ -5,11 +5,15 @@ import json
 
 import pyarrow as pa
 import pytest
+import requests
+from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.exceptions import ServiceUnavailableError
 
 import dcp_rs
 import iceberg_tables as tables
 import replicas
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
+from dcp_rs.replication import iceberg, iceberg_attempt, iceberg_catalogs
 from dcp_rs.replication.iceberg import IcebergTarget
 from dcp_rs.replication.target import Address
 
@@ -336,3 +340,106 @@ def test_a_writer_that_was_overtaken_writes_no_rejects(given, tmp_path):
     for target in (fast, slow):
         target.close()
     assert len(tables.rejected(tmp_path / "lake")) == 1
+
+
+# ----- a catalog that does not answer -----
+
+
+class Failing:
+    """Requests to catalogs that fail: how many of each kind.
+
+    Attributes:
+        commits: Of commits, after some that do not.
+        loads: Of those for tables.
+        loses: Whether it is the answers to commits that are lost, and how many requests for tables
+            fail after each.
+    """
+
+    def __init__(self, monkeypatch):
+        self.commits, self.passing, self.loads, self.loses = 0, 0, 0, None
+        load, commit = SqlCatalog.load_table, SqlCatalog.commit_table
+        unavailable = ServiceUnavailableError("RestError: Service Unavailable")
+
+        def loading(*arguments, **named):
+            if self.loads:
+                self.loads -= 1
+                raise unavailable
+            return load(*arguments, **named)
+
+        def committing(*arguments, **named):
+            if not self.commits or self.passing:
+                self.passing = max(self.passing - 1, 0)
+                return commit(*arguments, **named)
+            self.commits -= 1
+            if self.loses is None:
+                raise unavailable
+            commit(*arguments, **named)
+            self.loads = self.loses
+            raise requests.ConnectionError("('Connection aborted.', RemoteDisconnected())")
+
+        monkeypatch.setattr(iceberg, "_PAUSES", (0.01, 0.01, 0.01, 0.0))
+        monkeypatch.setattr(iceberg_attempt, "_PAUSES", (0.0, 0.01, 0.01))
+        monkeypatch.setattr(iceberg_catalogs, "_PAUSES", (0.01, 0.01))
+        monkeypatch.setattr(SqlCatalog, "load_table", loading)
+        monkeypatch.setattr(SqlCatalog, "commit_table", committing)
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    return Failing(monkeypatch)
+
+
+@pytest.fixture
+def behind(tmp_path):
+    """A log behind a catalog that is not that of a folder."""
+    (tmp_path / "iceberg").mkdir()
+    replica = replicas.InIceberg(tmp_path)
+    replica.mode, replica.url = (
+        "log",
+        f"iceberg+sqlite:///{replica.folder}/catalog.db?catalog=dcp_rs",
+    )
+    replica.storage_options = replica.to_write = {"warehouse": f"file://{replica.folder}"}
+    return replica
+
+
+def test_a_start_repeats_requests_that_a_catalog_does_not_answer(cluster, written, behind, failing):
+    tables.fill(written)
+    failing.loads = 2
+    replicas.replicate(cluster, behind)
+    assert behind.documents() == written.documents()
+    failing.loads = 3
+    with pytest.raises(ConfigError, match="Service Unavailable"):
+        replicas.replicate(cluster, behind)
+
+
+@pytest.mark.parametrize("loses", [None, 0, 2])
+def test_a_commit_that_a_catalog_does_not_answer_is_made_once(
+    cluster, behind, failing, loses, caplog
+):
+    written = replicas.Written(cluster)
+    for step in range(2):
+        tables.fill(written, name=f"key_{step}")
+        written.upsert(tables.BAD_KEY, b"%d" % step)
+        # Of the rejects and of the log.
+        failing.commits, failing.loses = 2, loses
+        replicas.replicate(cluster, behind)
+        assert behind.documents() == written.documents()
+        assert behind.rejects() == written.rejects()
+    told = [vars(each).get("event") for each in caplog.records]
+    assert told.count("commit_answer_lost" if loses is not None else "commit_retried") == 4
+    assert len(behind.table().metadata.snapshots) == 2
+
+
+@pytest.mark.parametrize("which", [0, 1], ids=["rejects", "log"])
+def test_a_commit_of_which_a_catalog_says_nothing_is_not_made_again(
+    cluster, written, behind, failing, which
+):
+    tables.fill(written)
+    written.upsert(tables.BAD_KEY, b"1")
+    failing.commits, failing.passing, failing.loses = 1, which, 3
+    with pytest.raises(ConfigError, match="does not say whether it is there"):
+        replicas.replicate(cluster, behind)
+    assert not failing.commits
+    replicas.replicate(cluster, behind)
+    assert behind.documents() == written.documents()
+    assert behind.rejects() == written.rejects()

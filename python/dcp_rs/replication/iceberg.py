@@ -13,7 +13,7 @@ from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import iceberg_states as states
 from dcp_rs.replication.iceberg_attempt import Attempt
-from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of, refusing
+from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of, trying
 from dcp_rs.replication.iceberg_rules import (
     as_iceberg,
     check_table,
@@ -22,6 +22,7 @@ from dcp_rs.replication.iceberg_rules import (
     refuse_lost_nulls,
     schema_with,
 )
+from dcp_rs.replication.outage import Unreachable, is_passing
 from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
 from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
@@ -102,8 +103,7 @@ class IcebergTarget:
         refuse_variants(schema, "pyiceberg")
         refuse_lost_nulls(schema)
         self._schema = as_iceberg(schema)
-        with refusing(self._place):
-            return self._open(schema)
+        return trying(self._place, lambda: self._open(schema))
 
     def _open(self, schema: pa.Schema) -> State | None:
         with contextlib.ExitStack() as undone:
@@ -132,13 +132,15 @@ class IcebergTarget:
                 self._catalog = _open_folder(self._folder, undone)
                 undone.pop_all()
         try:
-            with refusing(self._place):
-                found = self._find(self._name)
-                return None if found is None else states.load(found)
+            return trying(self._place, self._load)
         finally:
             if self._folder is not None:
                 self._catalog.engine.dispose()
                 self._catalog = catalog
+
+    def _load(self) -> State | None:
+        found = self._find(self._name)
+        return None if found is None else states.load(found)
 
     def widens(self, old: pa.DataType, new: pa.DataType) -> bool:
         """See `dcp_rs.replication.GrowingTarget.widens`."""
@@ -206,9 +208,8 @@ class IcebergTarget:
                     self._write_rejects(commit)
                     has_rejects = False
                 self._write(commit)
-            except ConfigError as error:
-                # An attempt that came to nothing has removed its files.
-                if self._place is None or not isinstance(error.__cause__, OSError) or not pause:
+            except Exception as error:
+                if not pause or not self._may_try_again(error):
                     raise
                 _log.warning(
                     "a commit to %s is tried again: %s",
@@ -219,6 +220,12 @@ class IcebergTarget:
                 time.sleep(pause)
             else:
                 return
+
+    def _may_try_again(self, error: Exception) -> bool:
+        """Whether an attempt came to nothing by what may pass, and has removed its files."""
+        if self._place is None or isinstance(error, Unreachable):
+            return False
+        return isinstance(error.__cause__, OSError) or is_passing(error)
 
     def _write(self, commit: Commit) -> None:
         document = states.new_document(self._table, commit.state.commits)
@@ -337,8 +344,7 @@ class IcebergDatabase:
             with contextlib.ExitStack() as undone:
                 self._catalog = _open_folder(self._folder, undone)
                 undone.pop_all()
-        with refusing(self._place):
-            return self._collections()
+        return trying(self._place, self._collections)
 
     def _collections(self) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from typing import TYPE_CHECKING, Any
 
 from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.iceberg_states import DOCUMENT, noted
+from dcp_rs.replication.outage import Unreachable
 from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("dcp_rs.replication")
 
+# Seconds before each time that the catalog is asked for a commit that failed.
+_PAUSES = (0.0, 0.2, 1.0)
 _RETRIES = "commit.retry.num-retries"
 
 
@@ -39,7 +43,8 @@ class Attempt:
 
         Raises:
             ConcurrentWriterError: The table is no longer what was loaded.
-            ConfigError: It is gone, or refuses to be written.
+            ConfigError: It is gone, or refuses to be written; `Unreachable` if the catalog does not
+                say whether the commit is there.
         """
         # In this copy of the metadata alone. From 0.12 on, pyiceberg repeats a commit that lost
         # against another on top of that, which would double rows and replace the newer state.
@@ -57,6 +62,12 @@ class Attempt:
                 )
                 self._table.refresh()
                 return
+            if has_landed is None and isinstance(error, Exception):
+                raise Unreachable(
+                    f"table {self._name}: a commit has failed, and the catalog does not say whether"
+                    f" it is there: {' '.join(str(error).split())}",
+                    option="target",
+                ) from error
             if has_landed is False and not _is_unknown(error):
                 self._remove(self._files)
             refused = _refused(self._name, error)
@@ -103,12 +114,15 @@ class Attempt:
         """Whether the catalog has the commit; `None` if it does not say."""
         from pyiceberg.exceptions import NoSuchTableError
 
-        try:
-            return self._is_in(self._catalog.load_table(self._name).metadata)
-        except NoSuchTableError:
-            return False
-        except Exception:  # noqa: BLE001 - whatever it is, the answer is missing
-            return None
+        for pause in _PAUSES:
+            time.sleep(pause)
+            try:
+                return self._is_in(self._catalog.load_table(self._name).metadata)
+            except NoSuchTableError:
+                return False
+            except Exception:  # noqa: BLE001, S112 - whatever it is, the answer is missing
+                continue
+        return None
 
     def _remove_merged(self) -> None:
         """Removes manifests that pyiceberg has written and then merged into another."""

@@ -6,20 +6,24 @@ import contextlib
 import os
 import re
 import socket
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.replication.outage import Unreachable, is_passing
 from dcp_rs.replication.storage import SCHEMES, Storage
 from dcp_rs.replication.target import NO_HISTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Address
+
+_T = TypeVar("_T")
 
 CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 """At the first two, pyiceberg takes a part of a location for all; the others it leaves out."""
@@ -33,6 +37,8 @@ NO_TABLES: dict[Mode, str] = {
 
 # Seconds in which a catalog must accept a connection.
 _CONNECT_SECONDS = 5.0
+# Seconds to wait before each further attempt at a start that a catalog or its storage fails.
+_PAUSES = (0.2, 1.0)
 # Types of catalogs by the scheme of their URI, as pyiceberg tells them.
 _TYPES = {"http": "rest", "https": "rest", "thrift": "hive", "glue": "glue"}
 _OF_SQL = ("sqlite", "postgresql")
@@ -108,14 +114,37 @@ def _connect(uri: str, place: Storage) -> None:
 def _load(name: str, properties: dict[str, str], place: Storage) -> Any:
     from pyiceberg.catalog import load_catalog
 
-    try:
-        return load_catalog(name, **properties)
-    except Exception as error:  # noqa: BLE001 - those of each catalog's client
-        raise ConfigError(
-            f"pyiceberg cannot load the catalog {name}: {place.shown(error)}"
-            f" (options given: {', '.join(sorted(place.options)) or 'none'})",
-            option="target",
-        ) from None
+    def load() -> Any:
+        try:
+            return load_catalog(name, **properties)
+        except Exception as error:  # noqa: BLE001 - those of each catalog's client
+            raise (Unreachable if is_passing(error) else ConfigError)(
+                f"pyiceberg cannot load the catalog {name}: {place.shown(error)}"
+                f" (options given: {', '.join(sorted(place.options)) or 'none'})",
+                option="target",
+            ) from None
+
+    return trying(None, load)
+
+
+def trying(place: Storage | None, work: Callable[[], _T]) -> _T:
+    """Does work, again if a catalog or its storage fails a request that may succeed later.
+
+    pyiceberg does not repeat the requests to a catalog.
+
+    Args:
+        place: See `refusing`.
+        work: What can be done again.
+
+    Raises:
+        ConfigError: They refuse something, or fail again and again.
+    """
+    for pause in _PAUSES:
+        with contextlib.suppress(Unreachable), refusing(place):
+            return work()
+        time.sleep(pause)
+    with refusing(place):
+        return work()
 
 
 @contextlib.contextmanager

@@ -26,11 +26,13 @@ _PASSING = {
 }  # fmt: skip
 # The same in the texts of libraries which keep nothing else: of HTTP clients, and of S3.
 _PASSING_TEXTS = re.compile(
-    rf"{os.strerror(errno.ENOSPC)}|Connection (refused|reset)|error sending request|dns error"
-    r"|tcp connect|[Tt]imed out|operation timeout|NETWORK_CONNECTION|SlowDown|SLOW_DOWN"
+    rf"{os.strerror(errno.ENOSPC)}|Connection (refused|reset|aborted)|error sending request"
+    r"|dns error|tcp connect|[Tt]imed out|operation timeout|NETWORK_CONNECTION|SlowDown|SLOW_DOWN"
     r"|ServiceUnavailable|SERVICE_UNAVAILABLE|TooManyRequests|InternalError|INTERNAL_FAILURE"
     r"|(HTTP|status|status code:) (429|5\d\d)\b|error for HTTP [A-Z]+ to"
 )
+# Of errors of pyiceberg, whose texts are those of a catalog.
+_PASSING_NAMES = {"ServiceUnavailableError", "TooManyRequestsError"}
 # Seconds between attempts, at first and at most; and between warnings.
 _PAUSE = 0.5
 _LONGEST_PAUSE = 10.0
@@ -63,6 +65,8 @@ def is_passing(error: BaseException) -> bool:
         return isinstance(error, Unreachable)
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno in _PASSING
+    if type(error).__name__ in _PASSING_NAMES:
+        return True
     return _PASSING_TEXTS.search(str(error)) is not None
 
 
