@@ -249,7 +249,7 @@ bench-spark: .java .installed-test ## Benchmark Spark from outside: time, proces
 bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
 	@$(PY) benches/replicate/run.py $(ARGS)
 
-long: .java .postgres .kafka .versitygw .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
+long: .java .postgres .kafka .versitygw .iceberg .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ Other
@@ -292,6 +292,16 @@ $(STATE)/kafka-%.stamp: tests/kafka/pom.xml
 	@rm -rf $(STATE)/kafka-$*
 	@mvn -q -B -f tests/kafka/pom.xml -Dkafka.version=$* dependency:copy-dependencies \
 		-DoutputDirectory=$(abspath $(STATE))/kafka-$*
+	@touch $@
+
+# The REST catalog of the tests, by Maven.
+.iceberg: .java $(STATE)/iceberg.stamp
+
+$(STATE)/iceberg.stamp: tests/iceberg/pom.xml
+	@scripts/require.sh maven
+	@rm -rf $(STATE)/iceberg
+	@mvn -q -B -f tests/iceberg/pom.xml dependency:copy-dependencies \
+		-DoutputDirectory=$(abspath $(STATE))/iceberg
 	@touch $@
 
 .versitygw:
@@ -382,4 +392,4 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp $(STATE)/kafka-%.stamp
 
 .PHONY: demo test static test-rust test-python test-kafka test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check event-table option-tables sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .versitygw .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .versitygw .iceberg .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

@@ -203,6 +203,13 @@ def stages(first_world: int) -> list[Stage]:
             {"DCP_S3": "versitygw", "DCP_STEPS": "5"},
         ),
         Stage(
+            "rest-catalog",
+            "the tests of Iceberg logs in S3 behind a REST catalog, and 50 deaths at steps of a "
+            "commit, while one request in twenty to either fails",
+            [*pytest, *(f"tests/python/test_{name}.py" for name in OF_S3), "-k", "stored_iceberg"],
+            {"DCP_ICEBERG": "rest", "DCP_STEPS": "50"},
+        ),
+        Stage(
             "dlt",
             "twenty random histories by dlt into DuckDB and Delta, kills at each step, and "
             "packages that are lost",

@@ -82,7 +82,7 @@ require_maven() {
         apt-get update -qq
         install_package maven || true
     fi
-    command -v mvn >/dev/null || stop "no Maven for the Kafka broker of the tests: install maven"
+    command -v mvn >/dev/null || stop "no Maven for what the tests run on Java: install maven"
 }
 
 has_postgres() {

@@ -222,3 +222,12 @@ def stored(s3_bucket):
 
     with contextlib.closing(Faults(s3_bucket["endpoint"])) as faults:
         yield Stored(s3_bucket, faults)
+
+
+@pytest.fixture
+def rest_catalog(s3_bucket):
+    """A REST catalog of Iceberg tables in the bucket."""
+    from rest_catalog import RestCatalog
+
+    with contextlib.closing(RestCatalog(s3_bucket)) as catalog:
+        yield catalog

@@ -29,6 +29,8 @@ class FaultyProxy:
         self.failed = dict.fromkeys(KINDS, 0)
         # Status and code to answer all requests with, and whether to refuse those that write.
         self.refuse, self.refuse_writes = None, False
+        # A REST catalog of Iceberg, whose paths no bucket has.
+        self.catalog = None
         # Whether to hang up on all.
         self.is_away = False
         self._lock = threading.Lock()
@@ -117,7 +119,9 @@ class FaultyProxy:
         request.connection.close()
 
     def _forward(self, request, body):
-        connection = http.client.HTTPConnection(self.server.hostname, self.server.port, timeout=60)
+        is_of_catalog = self.catalog is not None and request.path.startswith("/v1/")
+        server = urlsplit(self.catalog) if is_of_catalog else self.server
+        connection = http.client.HTTPConnection(server.hostname, server.port, timeout=60)
         with contextlib.closing(connection):
             headers = {
                 name: value

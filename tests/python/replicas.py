@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from psycopg.rows import dict_row
 from psycopg.types.string import TextLoader
+from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 
 import dcp_rs
@@ -592,10 +593,18 @@ class InKafka(Replica):
 
 
 class InStoredIceberg(OfObjects, InIceberg):
-    def __init__(self, stored, folder):
+    """A log in S3.
+
+    Args:
+        stored: Where.
+        catalog: URL of its catalog for `replicate`.
+        to_read: URL of the catalog for others.
+    """
+
+    def __init__(self, stored, catalog, to_read=None):
         self.stored, self.storage_options = stored, stored.to_read
-        self.database = f"sqlite:///{folder}/catalog.db"
-        self.url = f"iceberg+{self.database}"
+        self.uri = to_read or catalog
+        self.url = f"iceberg+{catalog}"
         self.warehouse = f"s3://{stored.place['bucket']}/lake"
 
     def properties(self, endpoint):
@@ -612,7 +621,7 @@ class InStoredIceberg(OfObjects, InIceberg):
 
     def catalog(self):
         own = self.properties(self.stored.place["endpoint"])
-        return SqlCatalog("default", uri=self.database, **own)
+        return load_catalog("default", uri=self.uri, **own)
 
     def state(self):
         document = self.table().current_snapshot().summary["dcp_rs.document"]
@@ -757,6 +766,17 @@ def replicate(cluster, target, **options):
         return dcp_rs.replicate(client, target, **({"once": True} | options))
 
 
+def _in_catalog(request, folder):
+    """Makes a log behind an SQL catalog, or a REST one if `make long` says so."""
+    stored = request.getfixturevalue("stored")
+    if os.environ.get("DCP_ICEBERG") != "rest":
+        return InStoredIceberg(stored, f"sqlite:///{folder}/catalog.db")
+    catalog = request.getfixturevalue("rest_catalog")
+    # Its requests fail like those of the storage.
+    stored.faults.set(catalog=catalog.url)
+    return InStoredIceberg(stored, stored.faults.url, catalog.url)
+
+
 KINDS = {
     "delta": lambda _, folder: InDelta(folder),
     "parquet": lambda _, folder: InParquet(folder),
@@ -768,9 +788,7 @@ KINDS = {
     ),
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
-    "stored_iceberg": lambda request, folder: InStoredIceberg(
-        request.getfixturevalue("stored"), folder
-    ),
+    "stored_iceberg": _in_catalog,
     "stored_parquet": lambda request, _: InStoredParquet(request.getfixturevalue("stored")),
     "stored_delta": lambda request, _: InStoredDelta(request.getfixturevalue("stored")),
 }

@@ -16,6 +16,13 @@ _MOTO = "import sys; from moto.server import main; main(sys.argv[1:])"
 _VERSITYGW = Path(__file__).parents[2] / ".state" / "tools" / "bin" / "versitygw"
 
 
+def free_port():
+    """Gives a port that nothing listens at."""
+    with socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return chosen.getsockname()[1]
+
+
 class S3Server:
     """A server in a process of its own: versitygw, which looks at signatures, if `DCP_S3` says so.
 
@@ -23,9 +30,7 @@ class S3Server:
     """
 
     def __init__(self):
-        with socket.socket() as chosen:
-            chosen.bind(("127.0.0.1", 0))
-            port = chosen.getsockname()[1]
+        port = free_port()
         self.address = f"http://127.0.0.1:{port}"
         # Not among what is searched for passwords.
         self._folder = Path(tempfile.mkdtemp(prefix="dcp_rs-"))

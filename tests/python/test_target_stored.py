@@ -194,7 +194,7 @@ def test_options_are_text():
 
 
 def test_what_a_catalog_or_its_storage_refuses(cluster, stored, tmp_path):
-    replica = replicas.InStoredIceberg(stored, tmp_path)
+    replica = replicas.InStoredIceberg(stored, f"sqlite:///{tmp_path}/catalog.db")
     wrong = {
         "bucket": ({"warehouse": "s3://nowhere/lake"}, "the bucket does not exist"),
         "endpoint": ({"s3.endpoint": "http://127.0.0.1:1"}, "s3.endpoint"),
