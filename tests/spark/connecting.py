@@ -12,10 +12,12 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql.connect.plan import LogicalPlan
 
 import dcp_rs.spark
 import merged
 from dcp_rs.exceptions import ConfigError
+from dcp_rs.spark.merge_target import Target
 
 
 def keep(spark):
@@ -86,7 +88,19 @@ def refuse(spark):
         kept.close()
 
 
-TRIED = {each.__name__: each for each in (keep, tell_apart, refuse)}
+def ask_again(spark):
+    """A table is found that was not there when a process before asked in the same session."""
+    name = ("spark_catalog", "default", "asked")
+    count = LogicalPlan._nextPlanId
+    assert not Target(spark, name, "a query").exists
+    spark.sql("CREATE TABLE asked (n INT) USING parquet").collect()
+    # Each process counts its requests from 0.
+    LogicalPlan._nextPlanId = count
+    with pytest.raises(ConfigError, match="is of the format parquet"):
+        Target(spark, name, "a query")
+
+
+TRIED = {each.__name__: each for each in (keep, tell_apart, refuse, ask_again)}
 
 if __name__ == "__main__":
     address, name = sys.argv[1:]

@@ -3,6 +3,7 @@
 `on_version.py` runs it, and `killing_tables.py` after it.
 """
 
+import json
 import re
 import tempfile
 from functools import partial
@@ -59,6 +60,36 @@ def routes(spark, kind):
         kept.sink = dcp_rs.spark.merge_into(tables={"s.a": f"{prefix}.of_a"})
         _refused(kept, "names no table for s.c")
         assert [(row.key, row.n) for row in a.collect()] == [("k", 2)], "half a batch"
+        kept.close()
+
+
+def template(spark, kind):
+    """A table for each collection, through restarts and a rollback."""
+    prefix = kept_tables.TABLES[kind].rpartition(".")[0]
+    with tempfile.TemporaryDirectory() as folder:
+        kept = KeptTable(spark, folder, kind)
+        kept.sink = dcp_rs.spark.merge_into(table=f"{prefix}.each_{{collection}}")
+        cluster = kept.cluster
+        cluster.create_scope("s")
+        for name in "ab":
+            cluster.create_collection(f"s.{name}")
+        for n in range(3):
+            for place in range(20):
+                for name in "ab":
+                    key = f"k{(place * (n + 1)) % 30}"
+                    cluster.upsert(key, {"n": n}, collection=f"s.{name}")
+            if n == 2:
+                kept.lose()
+            kept.run()
+            for name in "ab":
+                (table,) = _tables(spark, f"{prefix}.each_{name}")
+                found = {row.key: row.n for row in table.collect()}
+                documents = {
+                    f"k{k}": cluster.get(f"k{k}", collection=f"s.{name}") for k in range(30)
+                }
+                assert found == {
+                    key: json.loads(each.value)["n"] for key, each in documents.items() if each
+                }
         kept.close()
 
 
@@ -326,6 +357,24 @@ def everything(kind):
     with tempfile.TemporaryDirectory() as folder:
         spark = kept_tables.session(kind, folder)
         merged.keep(spark, new=partial(KeptTable, kind=kind))
-        for each in (once, again, drops, feed, variants, takes_over, refusals, rights, routes):
+        for each in (
+            once,
+            again,
+            drops,
+            feed,
+            variants,
+            takes_over,
+            refusals,
+            rights,
+            routes,
+            template,
+        ):
             each(spark, kind)
         spark.stop()
+
+
+def over_connect(spark, kind):
+    """Tries what needs no JVM in the process, in a session of Spark Connect."""
+    merged.keep(spark, new=partial(KeptTable, kind=kind))
+    for each in (drops, feed, variants, takes_over, template, routes):
+        each(spark, kind)

@@ -224,6 +224,19 @@ def path_kills(*_):
     killing_tables.everything("path")
 
 
+def connect_tables(*_):
+    """Delta tables that the executors keep, with a Spark Connect server."""
+    import connect_server
+    import kept_tables
+
+    with tempfile.TemporaryDirectory() as folder:
+        settings = kept_tables.with_format("delta", folder)
+        with connect_server.started(folder, **settings) as address:
+            client = [sys.executable, "-W", "ignore", Path(__file__).with_name("connecting.py")]
+            done = subprocess.run([*client, address, "delta_tables"], check=False)
+            assert done.returncode == 0, connect_server.log_of(folder)
+
+
 def cluster(*_):
     """A standalone cluster that takes executors away and runs tasks twice."""
     import on_cluster
@@ -233,8 +246,8 @@ def cluster(*_):
 
 # Those that start Spark for themselves.
 OWN = (
-    connect, pipeline, delta, delta_tables, delta_kills, iceberg_tables, iceberg_kills, path_kills,
-    cluster,
+    connect, connect_tables, pipeline, delta, delta_tables, delta_kills, iceberg_tables,
+    iceberg_kills, path_kills, cluster,
 )  # fmt: skip
 TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 

@@ -66,7 +66,8 @@ TRIED = {
     "pyspark==4.1.4 deltalake==1.6.6": ["delta_tables", "iceberg_tables", "iceberg_kills"],
     "pyspark==4.2.* deltalake==1.6.6": ["delta_tables", "delta_kills", "cluster"],
     "pyspark==4.3.* deltalake==1.6.6": ["path_kills"],
-    "pyspark[connect]==4.2.*": ["connect"],
+    "pyspark[connect]==4.0.5 deltalake==1.6.6": ["connect_tables"],
+    "pyspark[connect]==4.2.* deltalake==1.6.6": ["connect", "connect_tables"],
     "pyspark[connect]==4.3.*": ["connect"],
     "pyspark[pipelines]==4.3.*": ["pipeline"],
 }

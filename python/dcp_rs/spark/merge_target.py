@@ -76,10 +76,16 @@ class Target:
     # ----- what the table is -----
 
     def _open(self) -> None:
-        # Spark logs the failure of a statement, so that it is asked first.
-        if not self._session.catalog.tableExists(self._sql):
+        from pyspark.errors import AnalysisException
+
+        # Statements alone: Spark Connect keeps what methods of the catalog do, by the session and
+        # a number that each of its processes counts from 0, and answers from that.
+        try:
+            rows = self._session.sql(f"DESCRIBE TABLE EXTENDED {self._sql}").collect()
+        except AnalysisException as error:
+            if error.getCondition() != "TABLE_OR_VIEW_NOT_FOUND":
+                raise
             return
-        rows = self._session.sql(f"DESCRIBE TABLE EXTENDED {self._sql}").collect()
         found = {row["col_name"]: row["data_type"] for row in rows}
         provider = (found.get("Provider") or "").lower()
         if provider not in FORMATS:
@@ -91,7 +97,7 @@ class Target:
         self._format = FORMATS[provider]
         if self._format.name == "iceberg":
             # A session keeps what it knows of a table for a while, whoever writes to it.
-            self._session.catalog.refreshTable(self._sql)
+            self._session.sql(f"REFRESH TABLE {self._sql}").collect()
 
     def _owner(self) -> str | None:
         rows = self._session.sql(f"SHOW TBLPROPERTIES {self._sql}").collect()
