@@ -8,11 +8,11 @@ import time
 import uuid
 from pathlib import Path
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 # Seconds until a commit, which was answered before, is seen at the latest.
-_SETTLED = 2.0
+_SETTLED = 10.0
 # Of the version in tests/kafka/pom.xml, or of the one that `make long` tries.
 _JARS = Path(__file__).parents[2] / ".state" / os.environ.get("DCP_KAFKA", "kafka")
 _PROPERTIES = r"""
@@ -112,35 +112,36 @@ class Broker:
                 return []
             places = [TopicPartition(topic, each, 0) for each in found.partitions]
             consumer.assign(places)
-            left = self._ends(places)
+            left = self._ends(places, isolation)
             records = []
-            until, settled = time.monotonic() + 30, time.monotonic() + _SETTLED
+            until = time.monotonic() + 30
             while left:
                 assert time.monotonic() < until, f"{topic} has no end"
                 for record in consumer.consume(1000, timeout=0.1):
                     if record.error() is None:
                         records.append(record)
-                        settled = time.monotonic() + _SETTLED
                     elif record.offset() >= left.get(record.partition(), 0):
                         left.pop(record.partition(), None)
-                if time.monotonic() > settled:
-                    # A transaction of a process that died.
-                    break
             return sorted(records, key=lambda each: (each.partition(), each.offset()))
         finally:
             consumer.close()
 
-    def _ends(self, places):
-        """Gives the offset after the last of each partition, of what is not committed too."""
+    def _ends(self, places, isolation):
+        """Gives the offset after the last record of each partition that a consumer sees."""
         admin = AdminClient({"bootstrap.servers": self.address})
-        until = time.monotonic() + 10
+        level = IsolationLevel[isolation.upper()]
+        until = time.monotonic() + _SETTLED
         while True:
             try:
-                found = admin.list_offsets(dict.fromkeys(places, OffsetSpec.latest()))
-                return {place.partition: each.result().offset for place, each in found.items()}
+                written = _latest(admin, places, IsolationLevel.READ_UNCOMMITTED)
+                seen = _latest(admin, places, level)
             except KafkaException:
                 assert time.monotonic() < until, "a partition has no leader"
-                time.sleep(0.05)
+            else:
+                # What is between is of a commit that is to be seen, or of a process that died.
+                if all(seen[each] >= written[each] for each in seen) or time.monotonic() > until:
+                    return seen
+            time.sleep(0.05)
 
     def table(self, topic):
         """Gives the table that a topic comes to: the last record of each key, unless null."""
@@ -160,6 +161,14 @@ class Broker:
         self._process.kill()
         self._process.wait()
         self._log.close()
+
+
+def _latest(admin, places, level):
+    """Gives the offset after the last record of each partition, as of an isolation level."""
+    found = admin.list_offsets(
+        dict.fromkeys(places, OffsetSpec.latest()), isolation_level=level, request_timeout=10
+    )
+    return {place.partition: each.result().offset for place, each in found.items()}
 
 
 def headers(record):
