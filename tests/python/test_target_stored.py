@@ -3,13 +3,18 @@
 import itertools
 import json
 import time
+from types import SimpleNamespace
 
+import deltalake
 import pytest
 
 import dcp_rs
 import replicas
 import stores
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
+from dcp_rs.replication.delta_table import DeltaTable
+from dcp_rs.replication.outage import Unreachable
+from dcp_rs.replication.storage import Storage
 from replicas import Written
 from test_target_outage import Running
 
@@ -162,6 +167,20 @@ def test_what_the_storage_refuses_is_told_of_by_its_cause(cluster, replica, code
     assert code in str(told.value)
     assert stores.SECRET not in str(told.value)
     assert not replica.stored.objects("")
+
+
+def test_an_old_version_is_not_taken_for_gone_while_the_storage_is_away(monkeypatch):
+    def fail(*_, **__):
+        raise OSError(text)
+
+    monkeypatch.setattr(deltalake, "DeltaTable", fail)
+    objects = SimpleNamespace(storage=Storage("s3://bucket/table", {}))
+    table = DeltaTable("s3://bucket/table", "application", {}, objects=objects)
+    text = "Generic S3 error: error sending request for url"
+    with pytest.raises(Unreachable, match="s3://bucket/table"):
+        table.at(3)
+    text = "no file of version 3"
+    assert table.at(3) is None
 
 
 def test_a_role_that_only_reads_leaves_nothing(cluster, replica):

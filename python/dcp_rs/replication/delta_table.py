@@ -276,7 +276,11 @@ class DeltaTable:
         return found
 
     def at(self, version: int) -> DeltaTable | None:
-        """Returns the table as it was at a version, if its log is still there."""
+        """Returns the table as it was at a version, if its log is still there.
+
+        Raises:
+            Unreachable: The storage does not answer.
+        """
         old = DeltaTable(
             self.location, self._application, self._storage, is_log=self.is_log,
             objects=self.objects,
@@ -285,7 +289,9 @@ class DeltaTable:
             old._table = self._deltalake.DeltaTable(
                 self.location, version=version, storage_options=self._storage
             )
-        except self._errors:
+        except self._errors as error:
+            if self.objects is not None and is_passing(error):
+                raise self.objects.storage.refused(error) from None
             return None
         return old
 
