@@ -637,6 +637,27 @@ def test_a_package_without_a_library_is_an_error(monkeypatch, tmp_path):
         open_target("kafka://h:1?topic=a")
 
 
+def test_small_blocks_of_memory_are_joined_once_librdkafka_is_used(start_python):
+    program = """
+import ctypes
+libc = ctypes.CDLL("libc.so.6")
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+class Mallinfo(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks a b c d e f g".split()]
+libc.mallinfo.restype = Mallinfo
+def kept():
+    for block in [libc.malloc(100) for _ in range(1000)]:
+        libc.free(block)
+    return libc.mallinfo().smblks
+before = kept()
+from dcp_rs.replication.kafka.broker import library
+library()
+print(before > 900, kept())
+"""
+    output, error = start_python(program).communicate(timeout=60)
+    assert output.split() == ["True", "0"], error
+
+
 def test_the_settings_of_topics_are_those_of_the_url(cluster, kafka_broker, topic, admin):
     replicate(cluster, kafka_broker.url(topic, partitions=7, replication=1))
     resource = ConfigResource("topic", topic)
