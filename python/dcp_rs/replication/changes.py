@@ -356,8 +356,8 @@ def reduce(
     special = pc.is_in(changes["op"], pa.array(["rollback", "system_event"]))
     limits: Mapping[int, Mapping[int, int]] = {}
     cleared: dict[tuple[int, int], set[int]] = {}
-    index = pa.array(range(len(changes)), pa.int64())
     if pc.any(special).as_py():
+        index = pa.array(range(len(changes)), pa.int64())
         indexed = changes.select(_OF_EVENTS).append_column("_index", index)
         limits, cleared = _limits(indexed.filter(special), keeps_dropped=keeps_dropped)
         if keeps_dropped:

@@ -73,7 +73,7 @@ class Documents(NamedTuple):
 def bytes_of(changes: pa.Table) -> pa.ChunkedArray:
     """Returns the documents of changes as bytes."""
     found = changes["value"].cast(pa.binary())
-    if MALFORMED in changes.column_names:
+    if MALFORMED in changes.column_names and changes[MALFORMED].null_count < len(changes):
         found = pc.coalesce(found, changes[MALFORMED])
     return found
 
@@ -81,6 +81,8 @@ def bytes_of(changes: pa.Table) -> pa.ChunkedArray:
 def as_array(column: pa.ChunkedArray | pa.Array) -> pa.Array:
     """Returns a column as an array of its own, that begins at its first buffer's beginning."""
     chunks = column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+    if len(chunks) == 1 and not chunks[0].offset:
+        return chunks[0]
     return pa.concat_arrays([pa.array([], column.type), *chunks])
 
 

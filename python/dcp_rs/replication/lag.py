@@ -64,16 +64,17 @@ class Lag(NamedTuple):
                 continue
             own = read[group.number] = {}
             for each in stream.vbucket_stats():
+                lag = each.lag
                 # A vBucket that has reached its end need not be asked for.
-                is_known &= each.lag is not None or each.state == "complete"
+                is_known &= lag is not None or each.state == "complete"
                 left += each.state != "complete"
                 disconnected += each.is_disconnected
                 vbucket = each.vbucket
                 if each.high_seqno is not None:
                     high[vbucket] = max(each.high_seqno, each.seqno, high.get(vbucket, 0))
                 own[vbucket] = each.seqno
-                if each.lag:
-                    behind[vbucket] = max(each.lag, behind.get(vbucket, 0))
+                if lag:
+                    behind[vbucket] = max(lag, behind.get(vbucket, 0))
         total = sum(behind.values()) if is_known else None
         return cls(total, behind, high, read, is_disconnected=0 < left == disconnected)
 

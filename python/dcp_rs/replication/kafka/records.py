@@ -142,7 +142,10 @@ def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Se
         values = pc.if_else(is_row, documents, values)
     else:
         is_event = pc.equal(rows["op"], "system_event")
-        values = pc.if_else(pc.or_(is_document, is_event), documents, pa.scalar(None, pa.binary()))
+        has_value = pc.or_(is_document, is_event)
+        values = documents
+        if not pc.all(has_value).as_py():
+            values = pc.if_else(has_value, documents, pa.scalar(None, pa.binary()))
     return Records(
         as_array(keys_of(rows, settings)),
         as_array(values.cast(pa.binary())),

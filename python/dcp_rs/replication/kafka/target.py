@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _KNOWN = {"key", "value", "scope", "collection", "collection_id", "vbucket", "generation", "epoch"}
 _KNOWN |= {"seqno", "cas", "timestamp", "_malformed", DELETED, *recording.COLUMNS}
 _KNOWN |= {*recording.COLUMNS_OF_ENVELOPE}
+# Rows whose records are made at a time: copies of a few megabytes stay in a processor's cache.
+_AT_ONCE = 10_000
 _TOO_LARGE = "the record is larger than message.max.bytes"
 
 
@@ -297,7 +299,9 @@ class Prepared:
             found = recording.of_rows(self.refused, none, topic.partitions, settings)
             yield replace(found, values=none.combine_chunks())
         if is_table:
-            yield recording.of_rows(rows, documents, topic.partitions, settings)
+            for at in range(0, len(rows), _AT_ONCE):
+                part = rows.slice(at, _AT_ONCE), documents.slice(at, _AT_ONCE)
+                yield recording.of_rows(*part, topic.partitions, settings)
             return
         # In order, and what concerns a vBucket in each partition.
         special = pc.is_in(rows["op"], pa.array(["rollback", "system_event"]))
