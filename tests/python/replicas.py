@@ -414,6 +414,8 @@ class InStoredDelta(OfObjects, InDelta):
             store = stores.s3(self.stored.place)
             named = "".join(bytes(obstore.get(store, each).bytes()).decode() for each in log)
             files = [each for each in self.stored.objects(folder) if each.endswith(".parquet")]
+            # The log has checkpoints after each hundred commits.
+            files = [each for each in files if "/_delta_log/" not in each]
             found |= {each for each in files if each.rpartition("/")[2] not in named}
         return found
 
