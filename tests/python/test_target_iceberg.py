@@ -359,6 +359,7 @@ class Failing:
         self.commits, self.passing, self.loads, self.loses = 0, 0, 0, None
         load, commit = SqlCatalog.load_table, SqlCatalog.commit_table
         unavailable = ServiceUnavailableError("RestError: Service Unavailable")
+        lost = requests.ConnectionError("('Connection aborted.', RemoteDisconnected())")
 
         def loading(*arguments, **named):
             if self.loads:
@@ -371,11 +372,10 @@ class Failing:
                 self.passing = max(self.passing - 1, 0)
                 return commit(*arguments, **named)
             self.commits -= 1
-            if self.loses is None:
-                raise unavailable
-            commit(*arguments, **named)
-            self.loads = self.loses
-            raise requests.ConnectionError("('Connection aborted.', RemoteDisconnected())")
+            if self.loses is not None:
+                commit(*arguments, **named)
+                self.loads = self.loses
+            raise lost
 
         monkeypatch.setattr(iceberg, "_PAUSES", (0.01, 0.01, 0.01, 0.0))
         monkeypatch.setattr(iceberg_attempt, "_PAUSES", (0.0, 0.01, 0.01))
@@ -440,6 +440,9 @@ def test_a_commit_of_which_a_catalog_says_nothing_is_not_made_again(
     with pytest.raises(ConfigError, match="does not say whether it is there"):
         replicas.replicate(cluster, behind)
     assert not failing.commits
+    # One that removes rejects again, if any are to go.
+    failing.commits, failing.loses = 1, None
     replicas.replicate(cluster, behind)
+    assert failing.commits == which
     assert behind.documents() == written.documents()
     assert behind.rejects() == written.rejects()

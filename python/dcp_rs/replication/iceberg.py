@@ -12,7 +12,7 @@ from dcp_rs._libraries import require
 from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import iceberg_states as states
-from dcp_rs.replication.iceberg_attempt import Attempt
+from dcp_rs.replication.iceberg_attempt import Attempt, Unsettled
 from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of, trying
 from dcp_rs.replication.iceberg_rules import (
     as_iceberg,
@@ -22,7 +22,7 @@ from dcp_rs.replication.iceberg_rules import (
     refuse_lost_nulls,
     schema_with,
 )
-from dcp_rs.replication.outage import Unreachable, is_passing
+from dcp_rs.replication.outage import is_passing
 from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
 from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
@@ -223,7 +223,7 @@ class IcebergTarget:
 
     def _may_try_again(self, error: Exception) -> bool:
         """Whether an attempt came to nothing by what may pass, and has removed its files."""
-        if self._place is None or isinstance(error, Unreachable):
+        if self._place is None or isinstance(error, Unsettled):
             return False
         return isinstance(error.__cause__, OSError) or is_passing(error)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.iceberg_states import DOCUMENT, noted
-from dcp_rs.replication.outage import Unreachable
+from dcp_rs.replication.outage import Unreachable, is_passing
 from dcp_rs.replication.target import overtaken
 
 if TYPE_CHECKING:
@@ -21,6 +21,10 @@ _log = logging.getLogger("dcp_rs.replication")
 # Seconds before each time that the catalog is asked for a commit that failed.
 _PAUSES = (0.0, 0.2, 1.0)
 _RETRIES = "commit.retry.num-retries"
+
+
+class Unsettled(Unreachable):
+    """A catalog does not say whether a commit that failed is there."""
 
 
 class Attempt:
@@ -43,8 +47,8 @@ class Attempt:
 
         Raises:
             ConcurrentWriterError: The table is no longer what was loaded.
-            ConfigError: It is gone, or refuses to be written; `Unreachable` if the catalog does not
-                say whether the commit is there.
+            ConfigError: It is gone, or refuses to be written; `Unreachable` if that may
+                pass, of which `Unsettled` is one.
         """
         # In this copy of the metadata alone. From 0.12 on, pyiceberg repeats a commit that lost
         # against another on top of that, which would double rows and replace the newer state.
@@ -63,7 +67,7 @@ class Attempt:
                 self._table.refresh()
                 return
             if has_landed is None and isinstance(error, Exception):
-                raise Unreachable(
+                raise Unsettled(
                     f"table {self._name}: a commit has failed, and the catalog does not say whether"
                     f" it is there: {' '.join(str(error).split())}",
                     option="target",
@@ -160,14 +164,14 @@ def _is_unknown(error: BaseException) -> bool:
 
 
 def _refused(table: str, error: BaseException) -> Exception | None:
-    """Returns the error for a refusal that will not change; `None` if it may."""
+    """Returns the error for a refusal; `None` for what is not known."""
     from pyiceberg import exceptions
 
     if isinstance(error, exceptions.CommitFailedException):
         return overtaken(table)
     permanent = (OSError, exceptions.UnauthorizedError, exceptions.ForbiddenError)
     if isinstance(error, (*permanent, exceptions.NoSuchTableError)):
-        return ConfigError(
+        return (Unreachable if is_passing(error) else ConfigError)(
             f"table {table} cannot be written: {' '.join(str(error).split())}: mend that"
             " and start it again, which resumes from the last commit",
             option="target",
