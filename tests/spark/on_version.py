@@ -217,6 +217,13 @@ def iceberg_kills(*_):
     killing_tables.everything("iceberg")
 
 
+def stored_tables(*_):
+    """Tables in S3, read while they are written."""
+    import reading_tables
+
+    reading_tables.everything()
+
+
 def path_kills(*_):
     """A Delta table that the driver keeps, kills and failovers."""
     import killing_tables
@@ -247,7 +254,7 @@ def cluster(*_):
 # Those that start Spark for themselves.
 OWN = (
     connect, connect_tables, pipeline, delta, delta_tables, delta_kills, iceberg_tables,
-    iceberg_kills, path_kills, cluster,
+    iceberg_kills, stored_tables, path_kills, cluster,
 )  # fmt: skip
 TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 

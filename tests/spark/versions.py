@@ -52,6 +52,8 @@ PART = (
 BEFORE = ("4.0", "4.1")
 OTHERS = (*BEFORE, "4.2")
 
+# What writes tables to S3, and an S3 server, beside deltalake.
+IN_S3 = "obstore==0.12.1 pyiceberg[sql-sqlite]==0.12.0 moto[server]==5.2.5"
 # Other versions of libraries, and other ways to run Spark.
 TRIED = {
     "pyspark==4.0.0 pandas==2.2.0 pyarrow==18.0.0": ["batch", "mapped", "view", "stream"],
@@ -64,6 +66,7 @@ TRIED = {
         "iceberg_kills",
     ],
     "pyspark==4.1.4 deltalake==1.6.6": ["delta_tables", "iceberg_tables", "iceberg_kills"],
+    f"pyspark==4.1.4 deltalake==1.6.6 {IN_S3}": ["stored_tables"],
     "pyspark==4.2.* deltalake==1.6.6": ["delta_tables", "delta_kills", "cluster"],
     "pyspark==4.3.* deltalake==1.6.6": ["path_kills"],
     "pyspark[connect]==4.0.5 deltalake==1.6.6": ["connect_tables"],
