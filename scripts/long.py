@@ -164,7 +164,12 @@ def stages(first_world: int) -> list[Stage]:
             Stage(
                 f"steps-{target}",
                 f"50 deaths at steps of a commit to {target}, likewise",
-                [*lowest, "tests/python/test_replication_steps.py"],
+                [
+                    *lowest,
+                    "tests/python/test_replication_steps.py",
+                    "-k",
+                    "ducklake and not stored",
+                ],
                 {"DCP_STEPS": "50", "DCP_TARGETS": target},
             )
             for target in LAKES
@@ -192,6 +197,12 @@ def stages(first_world: int) -> list[Stage]:
                 {"DCP_STEPS": "50"},
             )
             for target in ("delta", "iceberg", "parquet")
+        ),
+        Stage(
+            "steps-stored-ducklake",
+            "50 deaths at steps of a commit to a DuckLake with files in such an S3",
+            [*lowest, "tests/python/test_replication_steps.py", "-k", "stored_ducklake"],
+            {"DCP_STEPS": "50"},
         ),
         Stage(
             "versitygw",

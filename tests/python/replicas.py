@@ -228,6 +228,7 @@ class InDuckLake(Replica):
 
     def query(self, statement):
         database = _lakes()
+        self._reach(database)
         database.execute(self.attach)
         try:
             database.execute("USE lake")
@@ -236,6 +237,9 @@ class InDuckLake(Replica):
         finally:
             database.execute("USE memory")
             database.execute("DETACH lake")
+
+    def _reach(self, database):
+        """Does what has to be done before its files can be read."""
 
 
 @functools.cache
@@ -418,6 +422,39 @@ class InStoredDelta(OfObjects, InDelta):
             files = [each for each in files if "/_delta_log/" not in each]
             found |= {each for each in files if each.rpartition("/")[2] not in named}
         return found
+
+
+class InStoredDuckLake(OfObjects, InDuckLake):
+    """A lake with its catalog in SQLite and its files in S3."""
+
+    def __init__(self, stored, folder):
+        data = f"s3://{stored.place['bucket']}/lake"
+        path = folder / "lake.db"
+        super().__init__(f"sqlite:{path}", f"ducklake+sqlite://{path}?data={data}", data)
+        self.stored, self.storage_options = stored, self.secret(stored.place["endpoint"])
+
+    @staticmethod
+    def secret(endpoint):
+        return {
+            "key_id": "test",
+            "secret": stores.SECRET,
+            "region": "us-east-1",
+            "endpoint": endpoint.removeprefix("http://"),
+            "url_style": "path",
+            "use_ssl": "false",
+        }
+
+    @property
+    def to_write(self):
+        return self.secret(self.stored.faults.url)
+
+    def _reach(self, database):
+        database.load_extension(extension("httpfs"))
+        given = ", ".join(f"{name} '{value}'" for name, value in self.storage_options.items())
+        database.execute(f"CREATE OR REPLACE SECRET lake (TYPE s3, {given})")
+
+    def files(self):
+        return [f"s3://{self.stored.place['bucket']}/{each}" for each in self.stored.objects("")]
 
 
 class InParquet(Replica):
@@ -791,6 +828,9 @@ KINDS = {
     "kafka": lambda request, _: InKafka(request.getfixturevalue("kafka_broker")),
     "postgres": lambda request, _: InPostgres(request.getfixturevalue("postgres_database")),
     "stored_iceberg": _in_catalog,
+    "stored_ducklake": lambda request, folder: InStoredDuckLake(
+        request.getfixturevalue("stored"), folder
+    ),
     "stored_parquet": lambda request, _: InStoredParquet(request.getfixturevalue("stored")),
     "stored_delta": lambda request, _: InStoredDelta(request.getfixturevalue("stored")),
 }
@@ -806,6 +846,7 @@ HISTORIES = [f"{kind}-history" for kind in TABLES]
 HAS_LAKES = find_spec("duckdb_extension_ducklake") is not None
 LAKES = ["ducklake-table"] if HAS_LAKES and not CHOSEN else []
 STORED = ["stored_delta-table", "stored_delta-log", "stored_parquet-log", "stored_iceberg-log"]
+STORED_LAKES = ["stored_ducklake-table", "stored_ducklake-log"] if HAS_LAKES else []
 # Which die like the others, and are tried for the rest in files of their own.
 KAFKA = ["kafka-table", "kafka-log"]
 

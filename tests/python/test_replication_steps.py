@@ -28,7 +28,7 @@ _GOLDEN = 0.6180339887498949
 
 _IS_LONG = "DCP_STEPS" in os.environ
 # Of all kinds, deaths take longest there: fewer are tried at a time.
-_STORED = replicas.STORED if _IS_LONG else replicas.STORED[::2]
+_STORED = replicas.STORED + replicas.STORED_LAKES if _IS_LONG else replicas.STORED[::2]
 _HISTORIES = replicas.HISTORIES if _IS_LONG else []
 
 
@@ -193,6 +193,7 @@ EDITS = {
     "stored_iceberg": [_roll_back, _delete_iceberg_rows],
     "stored_parquet": [_remove_newest_objects],
     "stored_delta": [_delete_stored_rows, _compact_stored],
+    "stored_ducklake": [_delete_rows, _empty, _maintain],
 }
 
 
@@ -266,12 +267,12 @@ def test_the_tables_of_a_bucket_equal_it_whichever_step_their_writer_dies_at(
 def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
     cluster, writer, request, tmp_path, kind
 ):
-    is_slow = kind in replicas.STORED + replicas.LAKES
+    is_slow = kind in _STORED + replicas.LAKES
     kills = int(os.environ.get("DCP_STEPS", "1" if is_slow else "3"))
     seed = int(os.environ.get("DCP_STEPS_SEED", random.randrange(10**6)))
     chance = random.Random(seed)
     replica = replicas.make(kind, request, tmp_path)
-    if kind in replicas.STORED:
+    if kind in _STORED:
         # With few requests, more of them have to fail for one to.
         is_lean = kills == 1 and kind != "stored_delta-table"
         replica.stored.faults.set(one_in=5 if is_lean else 20)
@@ -314,7 +315,7 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
         steps = max(run["steps"], died.get("steps", kill_at) + run["steps"], 1)
     assert replica.unnamed() == set(), story
     check(replica, trouble.written, story)
-    if kind in replicas.STORED:
+    if kind in _STORED:
         assert sum(replica.stored.faults.set().values()) > 0
     assert trouble.written.documents(), "something is left to compare"
     assert trouble.written.rejects(), "and rejects"
