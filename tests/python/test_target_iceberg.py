@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 import requests
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import ServiceUnavailableError
+from pyiceberg.exceptions import CommitFailedException, ServiceUnavailableError
 
 import dcp_rs
 import iceberg_tables as tables
@@ -353,13 +353,14 @@ class Failing:
         loads: Of those for tables.
         loses: Whether it is the answers to commits that are lost, and how many requests for tables
             fail after each.
+        error: What is raised for them.
     """
 
     def __init__(self, monkeypatch):
         self.commits, self.passing, self.loads, self.loses = 0, 0, 0, None
         load, commit = SqlCatalog.load_table, SqlCatalog.commit_table
         unavailable = ServiceUnavailableError("RestError: Service Unavailable")
-        lost = requests.ConnectionError("('Connection aborted.', RemoteDisconnected())")
+        self.error = requests.ConnectionError("('Connection aborted.', RemoteDisconnected())")
 
         def loading(*arguments, **named):
             if self.loads:
@@ -375,7 +376,7 @@ class Failing:
             if self.loses is not None:
                 commit(*arguments, **named)
                 self.loads = self.loses
-            raise lost
+            raise self.error
 
         monkeypatch.setattr(iceberg, "_PAUSES", (0.01, 0.01, 0.01, 0.0))
         monkeypatch.setattr(iceberg_attempt, "_PAUSES", (0.0, 0.01, 0.01))
@@ -428,6 +429,17 @@ def test_a_commit_that_a_catalog_does_not_answer_is_made_once(
     told = [vars(each).get("event") for each in caplog.records]
     assert told.count("commit_answer_lost" if loses is not None else "commit_retried") == 4
     assert len(behind.table().metadata.snapshots) == 2
+
+
+def test_a_commit_whose_request_comes_twice_keeps_its_files(cluster, written, behind, failing):
+    tables.fill(written)
+    written.upsert(tables.BAD_KEY, b"1")
+    failing.commits, failing.loses = 2, 0
+    failing.error = CommitFailedException("Requirement failed: branch main has changed")
+    replicas.replicate(cluster, behind)
+    assert not failing.commits
+    assert behind.documents() == written.documents()
+    assert behind.rejects() == written.rejects()
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["rejects", "log"])

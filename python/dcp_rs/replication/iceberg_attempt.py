@@ -99,13 +99,16 @@ class Attempt:
             if write_metadata is not None:
                 write_metadata(metadata, io, metadata_path)
 
-        io.new_output = noting
+        # From 0.12 on, pyiceberg removes the files of a commit that lost against another, which can
+        # be the same one if its request came twice.
+        io.new_output, io.delete = noting, lambda _: None
         if write_metadata is not None:
             vars(catalog)["_write_metadata"] = noting_metadata
         try:
             yield
         finally:
-            vars(io).pop("new_output")
+            for name in ("new_output", "delete"):
+                vars(io).pop(name)
             vars(catalog).pop("_write_metadata", None)
 
     def _is_in(self, metadata: Any) -> bool:
