@@ -127,13 +127,16 @@ class Ledger(Written):
         """Gives the changes of each document whose key is text, and the ends of its collection."""
         found = {}
         for changes in self.changes.values():
+            # Of documents of this vBucket.
+            here = {}
             for change in changes:
                 if isinstance(change["key"], str):
-                    found.setdefault((change["collection_id"], change["key"]), []).append(change)
+                    here.setdefault((change["collection_id"], change["key"]), []).append(change)
                 elif change["key"] is None:
-                    for (collection_id, _), own in found.items():
-                        if collection_id == change["collection_id"] and own[0] in changes:
+                    for (collection_id, _), own in here.items():
+                        if collection_id == change["collection_id"]:
                             own.append(change)
+            found |= here
         return found
 
 
