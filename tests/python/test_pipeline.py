@@ -287,6 +287,30 @@ def test_check_advises_as_the_file_calls_options(file, capsys):
     assert "in the connection string or connection.bucket of pipeline.toml" in found[-1]["advice"]
 
 
+@pytest.mark.parametrize(
+    ("target", "tables"),
+    [
+        ("duckdb://{}/lake.duckdb", ""),
+        ("duckdb://{}/lake.duckdb", "tables = 'collection'"),
+        ("delta://{}/lake", ""),
+        ("delta://{}/lake", "tables = 'collection'"),
+    ],
+)
+def test_check_finds_that_a_table_is_that_of_another_bucket(file, tmp_path, capsys, target, tables):
+    path = file(f"target = '{target.format(tmp_path)}'\n{tables}", but=_OF_LAKE)
+    assert run("run", path, "--once") == 0
+    capsys.readouterr()
+    assert checked(capsys, path)[0] == 0
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, bucket="city") as other:
+        other.upsert("key_1", {})
+        for command in ("check", "run"):
+            connection = f"--connection-string={other.connection_string}", "--bucket=city"
+            assert run(command, path, *connection) == 1
+            named = "tables" if tables else "target"
+            told = f"{named} of pipeline.toml: the table is that of the bucket travel, whose rows"
+            assert told in capsys.readouterr().err
+
+
 def test_check_finds_that_a_library_is_missing(file, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.exposition", None)
     status, found = checked(capsys, file("listen = '0'", but=["listen"]))

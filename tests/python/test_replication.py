@@ -405,6 +405,32 @@ def test_a_bucket_made_anew_with_more_vbuckets_takes_the_place_of_the_older_one(
         assert replica.documents() == anew.documents()
 
 
+def test_a_table_of_a_bucket_with_another_name_is_refused_as_it_is(written, cluster, replica):
+    fill(written)
+    replicate(cluster, replica)
+    with dcp_rs.testing.EmbeddedCluster(bucket="city", vbuckets=8) as other:
+        Written(other).upsert("street", {})
+        message = "that of the bucket default, whose rows would go for those of city: name another"
+        with pytest.raises(ConfigError, match=f"target: .*{message}"):
+            replicate(other, replica)
+    assert replica.documents() == written.documents()
+    assert replicate(cluster, replica).generation == 1
+
+
+def test_a_state_without_the_name_of_its_bucket_gets_it(cluster, written, tmp_path):
+    fill(written)
+    table = replicas.InDuckDB(tmp_path)
+    replicate(cluster, table)
+    with duckdb.connect(table.path) as connection:
+        connection.sql(
+            "UPDATE dcp_rs_replication SET state = replace(state, ',\"bucket\":\"default\"', '')"
+        )
+    assert "bucket" not in table.state()
+    written.upsert("key_0", {"n": 1}, "inventory.airline")
+    assert replicate(cluster, table).generation == 1
+    assert table.state()["bucket"] == "default"
+
+
 def test_a_bucket_may_be_made_anew_while_it_is_followed(cluster, written, table):
     fill(written)
     with Running(cluster, table) as running:

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dcp_rs._libraries import require
 from dcp_rs.exceptions import DcpError
 from dcp_rs.replication import open_target, replicate
 from dcp_rs.replication.opening import template_of
-from dcp_rs.replication.sharing import take_share
+from dcp_rs.replication.sharing import split_key, take_share
 from dcp_rs.replication.target import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from dcp_rs.client import Client
+    from dcp_rs.replication.sharing import BucketShare
+    from dcp_rs.replication.state import State
+
+
+class _Found(NamedTuple):
+    """What is at a target, and whether a replication makes it."""
+
+    text: str
+    is_new: bool = False
 
 
 def scheme_of(url: str) -> str:
@@ -47,31 +57,57 @@ def look(client: Client, options: Mapping[str, Any]) -> str:
     tables, settings = prepare(given | {"client": client})
     # This has opened no table.
     tables.close()
-    url, share = given["target"], settings.share
-    has_tables = (template_of(url, given["tables"]) or given["tables"]) is not None
-    address = replace(Address.parse(url), storage_options=given["storage_options"] or {})
-    kinds: Mapping[str, Callable[[Address], str]] = {
+    share = settings.share
+    address = replace(
+        Address.parse(given["target"]), storage_options=given["storage_options"] or {}
+    )
+    kinds: Mapping[str, Callable[[Address], _Found]] = {
         "duckdb": _duckdb,
         "ducklake": _ducklake,
         "postgresql": _postgres,
     }
     if address.scheme in kinds:
         found = kinds[address.scheme](address)
-        # Which tables there are of several, only a replication finds out.
-        if address.scheme == "postgresql" and not has_tables:
-            target: Any = open_target(url)
-            take_share(target, share)
-            target.stored()
-        if share is None:
-            return found
-        own = share.vbuckets
-        return f"{found}; share {share} has the vBuckets {own.start} to {own.stop - 1}"
-    if address.host or address.storage:
+    elif address.host or address.storage:
         return "not looked at: only its name is known to be right"
-    return _folder(Path(address.path))
+    else:
+        found = _folder(Path(address.path))
+    if not found.is_new:
+        for state in _states(address, given, share):
+            state.check_bucket(client.bucket_name)
+    if share is None:
+        return found.text
+    own = share.vbuckets
+    return f"{found.text}; share {share} has the vBuckets {own.start} to {own.stop - 1}"
 
 
-def _duckdb(address: Address) -> str:
+def _states(
+    address: Address, given: Mapping[str, Any], share: BucketShare | None
+) -> Iterator[State]:
+    """Yields the states of the tables that a replication would go on with."""
+    url = given["target"]
+    tables = template_of(url, given["tables"]) or given["tables"]
+    if tables is None:
+        target: Any = open_target(url, given["storage_options"])
+        take_share(target, share)
+        state = target.stored()
+        if state is not None:
+            yield state
+        return
+    from dcp_rs.replication.comparing import CONTENTS, contents_of
+    from dcp_rs.replication.names import TableNames
+
+    if address.scheme not in CONTENTS:
+        return
+    names = TableNames.of(tables)
+    with contextlib.closing(contents_of(address)) as contents:
+        for key, state in contents.states().items():
+            called = None if state.collection is None else names.table(state.collection)
+            if called is not None and called.lower() == split_key(key)[0].lower():
+                yield state
+
+
+def _duckdb(address: Address) -> _Found:
     path = Path(address.path)
     if not path.exists():
         if not path.parent.is_dir():
@@ -90,24 +126,25 @@ def _duckdb(address: Address) -> str:
             raise no_database(path) from error
         raise DcpError(f"{path} cannot be opened: {' '.join(str(error).split())}") from error
     _check_writable(path)
-    return f"a database with {_tables(count)}"
+    return _Found(f"a database with {_tables(count)}")
 
 
-def _ducklake(address: Address) -> str:
+def _ducklake(address: Address) -> _Found:
     # Which imports PyArrow.
     from dcp_rs.replication.ducklake_catalogs import Lake
 
     lake = Lake(address)
     if not lake.exists():
-        return _created(Path(address.path)) if address.storage == "sqlite" else f"{lake} is new"
+        is_file = address.storage == "sqlite"
+        return _created(Path(address.path)) if is_file else _Found(f"{lake} is new", is_new=True)
     with lake.connect() as database:
         (count,) = database.execute(
             "SELECT count(*) FROM duckdb_tables() WHERE database_name = current_database()"
         ).fetchone()
-    return f"a lake with {_tables(count)}"
+    return _Found(f"a lake with {_tables(count)}")
 
 
-def _postgres(address: Address) -> str:
+def _postgres(address: Address) -> _Found:
     dbapi = require("a look at a PostgreSQL database", "adbc_driver_postgresql.dbapi", "postgres")
     try:
         with dbapi.connect(address.url) as database, database.cursor() as cursor:
@@ -124,22 +161,22 @@ def _postgres(address: Address) -> str:
             f"{user} may create no tables in the schema {schema}: grant CREATE on it, or name"
             " another in search_path"
         )
-    return f"schema {schema} with {_tables(count)}; {user} may create more"
+    return _Found(f"schema {schema} with {_tables(count)}; {user} may create more")
 
 
-def _folder(folder: Path) -> str:
+def _folder(folder: Path) -> _Found:
     if not folder.exists():
         return _created(folder)
     if not folder.is_dir():
         raise DcpError(f"{folder} is a file: name a folder")
     _check_writable(folder)
-    return f"a folder with {sum(1 for _ in folder.iterdir())} entries"
+    return _Found(f"a folder with {sum(1 for _ in folder.iterdir())} entries")
 
 
-def _created(path: Path) -> str:
+def _created(path: Path) -> _Found:
     above = next(each for each in path.parents if each.exists())
     _check_writable(above)
-    return f"{path} would be created"
+    return _Found(f"{path} would be created", is_new=True)
 
 
 def _check_writable(path: Path) -> None:

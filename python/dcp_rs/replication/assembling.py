@@ -216,6 +216,7 @@ def _table(
         on_drop=settings.on_drop,
         collection=collection,
         share=settings.share,
+        bucket=settings.bucket,
     )
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import State
     from dcp_rs.replication.verification import Kind
 
-_CONTENTS = {
+CONTENTS = {
     "duckdb": "contents.DuckDBContents",
     "ducklake": "ducklake_contents.DuckLakeContents",
     "postgresql": "postgres.contents.PostgresContents",
@@ -54,7 +54,7 @@ def verify(
     examples: int,
 ) -> Verification:
     """See `dcp_rs.verify`."""
-    contents = _contents(Address.parse(target))
+    contents = contents_of(Address.parse(target))
     try:
         states = {
             table: state for table, state in contents.states().items() if _is_chosen(state, names)
@@ -89,18 +89,23 @@ def verify(
         contents.close()
 
 
-def _contents(address: Address) -> Contents:
+def contents_of(address: Address) -> Contents:
+    """Opens what is at the URL of a target, to read only.
+
+    Raises:
+        ConfigError: There is nothing, or it is not compared.
+    """
     if address.storage and address.scheme != "ducklake":
         raise ConfigError(
             f"tables in {address.storage} are not compared: only those of a database or on a disk",
             option="target",
         )
-    if address.scheme not in _CONTENTS:
-        known = ", ".join(f"{each}://" for each in _CONTENTS)
+    if address.scheme not in CONTENTS:
+        known = ", ".join(f"{each}://" for each in CONTENTS)
         raise ConfigError(
             f"only tables are compared, which begin with one of {known}", option="target"
         )
-    module, _, name = _CONTENTS[address.scheme].rpartition(".")
+    module, _, name = CONTENTS[address.scheme].rpartition(".")
     made: Contents = getattr(import_module(f"dcp_rs.replication.{module}"), name)(address)
     return made
 
@@ -181,6 +186,8 @@ class _Comparison:
 
     def _names(self) -> list[str] | None:
         """Returns the collections of the table."""
+        if self._state.bucket not in {None, self._client.bucket_name}:
+            raise _NotComparedError(f"it is that of the bucket {self._state.bucket}")
         if self._state.checkpoint.bucket_uuid != self._client.bucket_uuid:
             raise _NotComparedError("it is of another bucket, or of one that was recreated")
         there = self._client.collections()

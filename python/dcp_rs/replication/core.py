@@ -84,6 +84,7 @@ _TOGETHER = 100
 class Settings:
     """What a replication is asked to do."""
 
+    bucket: str
     mode: Mode
     once: bool
     share: BucketShare | None

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 from dcp_rs.checkpoint import Checkpoint
-from dcp_rs.exceptions import CheckpointError
+from dcp_rs.exceptions import CheckpointError, ConfigError
 from dcp_rs.replication.sharing import BucketShare
 
 Mode = Literal["table", "log", "history"]
@@ -82,6 +82,7 @@ class State:
         decision: What was decided about the columns of documents, if they are the table's own.
         masks: Which fields of documents are masked, as JSON; `None` if none are.
         share: The share of the vBuckets that it is of; `None` if it is of all.
+        bucket: Name of the bucket; `None` if a release up to 0.2 wrote it.
         checkpoint: Position to resume from.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
@@ -99,6 +100,7 @@ class State:
     decision: Decision | None = None
     masks: str | None = None
     share: BucketShare | None = None
+    bucket: str | None = None
     checkpoint: Checkpoint = field(repr=False)
     moved: str = ""
 
@@ -106,6 +108,21 @@ class State:
     def is_loading(self) -> bool:
         """Whether the load of the generation is not complete."""
         return self.complete_generation < self.generation
+
+    def check_bucket(self, bucket: str) -> None:
+        """Checks that the table is that of a bucket.
+
+        A bucket that was made anew has the same name, and takes the place of the older one.
+
+        Raises:
+            ConfigError: It is that of a bucket with another name.
+        """
+        if self.bucket not in {None, bucket}:
+            raise ConfigError(
+                f"the table is that of the bucket {self.bucket}, whose rows would go for those of"
+                f" {bucket}: name another table, or drop this one and its state",
+                option="target" if self.collection is None else "tables",
+            )
 
     def to_json(self) -> str:
         """Returns the state as a JSON document, which contains the checkpoint with its checksum."""
@@ -124,6 +141,7 @@ class State:
                 **({} if self.decision is None else {"decision": asdict(self.decision)}),
                 **({} if self.masks is None else {"masks": self.masks}),
                 **({} if self.share is None else {"share": asdict(self.share)}),
+                **({} if self.bucket is None else {"bucket": self.bucket}),
             },
             separators=(",", ":"),
         )
@@ -172,6 +190,7 @@ class State:
                 decision=Decision(**found["decision"]) if "decision" in found else None,
                 masks=found.get("masks"),
                 share=BucketShare(**found["share"]) if "share" in found else None,
+                bucket=found.get("bucket"),
                 checkpoint=Checkpoint.from_json(found["checkpoint"]),
             )
         except (ValueError, TypeError, KeyError) as error:

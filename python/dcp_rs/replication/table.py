@@ -69,6 +69,7 @@ class Table:
         on_drop: What becomes of the rows of a dropped collection.
         collection: The only collection of the table, if there are several tables.
         share: The share of the vBuckets that is replicated; `None` if all are.
+        bucket: Name of the bucket.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Table:
         on_drop: OnDrop = "empty",
         collection: str | None = None,
         share: BucketShare | None = None,
+        bucket: str,
     ) -> None:
         self.target = target
+        self._bucket = bucket
         self.collection = collection
         self._share = share
         self.state: State | None = None
@@ -148,6 +151,10 @@ class Table:
                 " another, or drop it",
                 option="tables" if self.collection else "target",
             )
+        if found is not None:
+            found.check_bucket(self._bucket)
+            # Releases up to 0.2 did not store it.
+            found = replace(found, bucket=self._bucket)
         if found is not None and found.share is not None and self._share is not None:
             found.share.check_bucket(self._share.num_vbuckets)
         if found is not None and found.mode != "table" and found.masks != self._layout.masks:
@@ -260,6 +267,7 @@ class Table:
             decision=self._decision,
             masks=self._layout.masks,
             share=self._share,
+            bucket=self._bucket,
             checkpoint=checkpoint,
         )
         self.position = self.reached = checkpoint
