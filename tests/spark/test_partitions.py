@@ -15,6 +15,18 @@ from dcp_rs.spark.planning import batch_partitions
 from dcp_rs.spark.worker import read_partition
 
 
+def test_the_end_of_a_read_without_start_is_no_start(options, cluster):
+    cluster.upsert("a", b"{}")
+    cluster.persist()
+    whole = dcp_rs.spark.partitions(options)
+    assert len(whole) == 1
+    with pytest.raises(ConfigError, match=r'^start is None, .* pass "earliest" the first time'):
+        dcp_rs.spark.partitions(options, start=whole.end)
+    first = dcp_rs.spark.partitions(options, start="earliest")
+    assert len(first) == 1
+    assert dcp_rs.spark.partitions(options, start=first.end) == []
+
+
 def test_partitions_cover_each_changed_vbucket_once_by_node(cluster, options, load):
     load(500)
     partitions = dcp_rs.spark.partitions(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import dcp_rs
 from dcp_rs import _deprecated
@@ -18,16 +18,20 @@ if TYPE_CHECKING:
 
     from dcp_rs.planner import Offsets
 
+# What `start` is by default, as `None` is no answer to where to resume.
+_EVERYTHING: Any = ...
+
 
 @_deprecated.accepts(_deprecated.OF_PARTITIONS)
 @options_as_written()
 def partitions(
-    options: Mapping[str, object] | ReadOptions, *, start: str | None = None
+    options: Mapping[str, object] | ReadOptions, *, start: str = _EVERYTHING
 ) -> Partitions:
     """Plans a read of everything up to now, or of the changes since an earlier read.
 
     A job that runs repeatedly passes `start`: `"earliest"` the first time, then the `end` that it
-    stored with the results of the previous run.
+    stored with the results of the previous run. With `persistedOnly`, the default, such a read ends
+    at what every copy has on disk: what was just written comes with the next.
 
         partitions = dcp_rs.spark.partitions(options, start=stored or "earliest")
         task = dcp_rs.spark.map_in_arrow(options, partitions)
@@ -40,7 +44,8 @@ def partitions(
 
     Args:
         options: See `dcp_rs.spark.ReadOptions`.
-        start: End offsets of an earlier read, a checkpoint as JSON, or `earliest`.
+        start: End offsets of an earlier read, a checkpoint as JSON, or `earliest`. Without it,
+            everything is read, persisted or not, and no other read resumes from the end.
 
     Returns:
         The partitions, none of which is empty; an empty list if there is nothing to read.
@@ -50,8 +55,13 @@ def partitions(
         SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
     """
     parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    if start is None:
+    if start is _EVERYTHING:
         return _last(parsed)
+    if start is None:
+        raise ConfigError(
+            'start is None, as the end is of a read without start: pass "earliest" the first time,'
+            " and then the end of that read"
+        )
     with Driver(parsed) as driver:
         begin = _start(driver, start)
         end = driver.end(begin, parsed.max_offsets_per_trigger)
