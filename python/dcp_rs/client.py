@@ -336,7 +336,8 @@ class Client(Bucket):
     ) -> ReadPlan:
         """Plans a bounded read, in parts that other processes can read.
 
-        Its bounds are taken now. A plan is complete once all of its partitions are: store `end`
+        Its bounds are taken now, at what every copy has on disk: what was just written comes with
+        the next plan. A plan is complete once all of its partitions are: store `end`
         with what they brought, and start the next plan there. If one fails with
         `dcp_rs.exceptions.RollbackError`, discard what the plan brought and plan again from the
         same `start`.
