@@ -207,6 +207,15 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def check_address(address: str) -> None:
+    """Checks that an address can be listened on now.
+
+    Raises:
+        ConfigError: It cannot.
+    """
+    _bound(*parse_address(address)).close()
+
+
 def _bound(host: str, port: int) -> socket.socket:
     """Returns a socket that is bound to an address."""
     try:
@@ -223,7 +232,8 @@ def _bound(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None)
         advice = {
-            errno.EADDRINUSE: "the port is in use: choose another one, or end what listens there",
+            errno.EADDRINUSE: f"port {port} of {host} is in use: choose another one, or end what"
+            " listens there",
             errno.EADDRNOTAVAIL: "this machine does not have the address",
             errno.EACCES: "the user may not listen there: choose a port above 1023",
         }

@@ -2,6 +2,7 @@
 
 import json
 import re
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -309,6 +310,18 @@ def test_check_finds_that_a_table_is_that_of_another_bucket(file, tmp_path, caps
             named = "tables" if tables else "target"
             told = f"{named} of pipeline.toml: the table is that of the bucket travel, whose rows"
             assert told in capsys.readouterr().err
+
+
+def test_check_finds_a_port_in_use(file, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        path = file(f"listen = '{port}'", but=["listen"])
+        for command in ("check", "run"):
+            assert run(command, path) == 1
+            told = f"listen of pipeline.toml: port {port} of 127.0.0.1 is in use"
+            assert told in capsys.readouterr().err
+    status, found = checked(capsys, path)
+    assert (status, found[-1]["step"], found[-1]["detail"]) == (0, "listen", "is free")
 
 
 def test_check_finds_that_a_library_is_missing(file, capsys, monkeypatch):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dcp_rs._listener import check_address
 from dcp_rs.cli._output import write
 from dcp_rs.cli._pipeline import called_as_in, file_command, merged, schema
 from dcp_rs.cli._reload import Reload
@@ -99,8 +100,12 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
             raise
         except (DcpError, ImportError) as error:
             yield Finding("target", target, "failed", str(error))
-        else:
-            yield Finding("target", target, "ok", found)
+            return
+        yield Finding("target", target, "ok", found)
+        listen = given["listen"]
+        if listen is not None:
+            check_address(listen)
+            yield Finding("listen", listen, "ok", "is free")
 
 
 def _listed(names: list[str]) -> str:
