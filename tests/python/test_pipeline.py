@@ -68,8 +68,8 @@ def refused(path):
 def test_the_example_keeps_a_table_of_each_collection(file, tmp_path, capsys):
     assert run("run", file(but=["listen"]), "--once") == 0
     assert tables_of(tmp_path / "lake.duckdb") == {"inventory__airline", "inventory__hotel"}
-    lines = capsys.readouterr().err.splitlines()
-    assert "done: generation 1, 2 changes" in lines[-1]
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (lines[-1]["phase"], lines[-1]["changes"]) == ("done", 2)
 
 
 def test_python_runs_the_same_file(file):

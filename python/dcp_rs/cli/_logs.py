@@ -187,7 +187,8 @@ _OPTIONS = (
     click.option(
         "--log-format",
         type=click.Choice(["text", "json"]),
-        help="Logs as lines for people, or as JSON lines with events and fields (text).",
+        help="Logs as lines for people, or as JSON lines with events and fields (text). With json,"
+        " progress is JSON lines too.",
     ),
     click.option(
         "--log-level",

@@ -210,8 +210,8 @@ def replicate(**given: Any) -> None:
 
     Writes a bucket's documents to a table, or its changes to a log, and resumes from the state in
     the target. Runs until SIGINT or SIGTERM, then commits what was read and exits with status 0.
-    Progress goes to standard error, with --json as JSON lines, of which those with a "level" are
-    logs and errors.
+    Progress goes to standard error, with --json or --log-format json as JSON lines, of which those
+    with a "level" are logs and errors.
     """
     replicating(**given)
 
@@ -239,8 +239,10 @@ def replicating(
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)
+    # Lines of both kinds in one log are no lines of JSON.
+    as_json = as_json or log_format == "json"
     if as_json or log_format or log_levels:
-        LOGS.begin(as_json=as_json or log_format == "json", levels=log_levels)
+        LOGS.begin(as_json=as_json, levels=log_levels)
     reporter = Reporter(in_place=not as_json)
     show = _as_json if as_json else Line()
 
