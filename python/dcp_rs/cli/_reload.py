@@ -86,7 +86,8 @@ class Reload(Controls):
                 ", ".join(names),
                 extra=about("reload_refused", options=names),
             )
-        _log.info(
+        # An answer to who asked, which the level by default shows.
+        _log.warning(
             "%s was read again: %s",
             old.path.name,
             f"changes {', '.join(changed)}" if changed else "changes nothing",
