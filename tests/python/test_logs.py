@@ -112,6 +112,19 @@ def test_each_reason_is_shown_seldom_and_the_others_are_counted(logs, logger, ca
     assert len(logs._handler.filters[0]._seen) <= 10
 
 
+def test_another_kind_of_error_is_another_reason(logs, logger, capsys):
+    logs.begin(as_json=True)
+    errors = [
+        "refused after 1 s",
+        "refused after 2 s",
+        "authentication failed",
+        "refused after 3 s",
+    ]
+    for error in errors:
+        logger.warning("away", extra=about("away", node="n1", error=error))
+    assert [each["error"] for each in lines(capsys)] == ["refused after 1 s", errors[2]]
+
+
 def test_levels_are_those_of_modules(logs, logger):
     before = logger.level
     logs.begin(as_json=False, levels=[level_of("info"), level_of("replication=debug")])

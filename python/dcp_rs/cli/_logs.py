@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,8 @@ _MODULES = (
 _QUIET = 10.0
 # Answers to who reads them, and what is seldom by itself.
 _ALWAYS = ("reloaded", "target_unavailable", "target_available", "commit_slow")
+# What differs between errors of one kind, such as seconds and positions.
+_NUMBERS = re.compile(r"\w*\d\w*")
 # Reasons that are remembered.
 _REASONS = 1000
 # A word that others chose may not take the place of one of ours.
@@ -69,8 +72,9 @@ class _AsText(logging.Formatter):
 class _Seldom(logging.Filter):
     """Lets one record of each reason through in a while, and counts the others.
 
-    A reason is an event of a logger, about a node or a table. Errors always pass, as do a few
-    events, and what was asked for with the level `debug`.
+    A reason is an event of a logger, about a node or a table, with the kind of its error: a node
+    that cannot be reached at first may refuse the password afterwards. Errors always pass, as do a
+    few events, and what was asked for with the level `debug`.
     """
 
     def __init__(self) -> None:
@@ -84,7 +88,8 @@ class _Seldom(logging.Filter):
         event = getattr(record, "event", None) or record.msg
         if event in _ALWAYS:
             return True
-        reason = (record.name, event, fields.get("node"), fields.get("table"))
+        kind = _NUMBERS.sub("", str(fields.get("error", "")))
+        reason = (record.name, event, fields.get("node"), fields.get("table"), kind)
         now = time.monotonic()
         shown, count = self._seen.get(reason, (-_QUIET, 0))
         if now - shown < _QUIET:
