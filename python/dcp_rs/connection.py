@@ -30,7 +30,8 @@ class ConnectionOptions:
 
     Attributes:
         connection_string: `couchbase://host1,host2/bucket`, or `couchbases://` for TLS. Name the
-            bucket here or in `bucket`.
+            bucket here or in `bucket`. After a `?`, only `network` has a meaning; what tunes an SDK
+            is passed over, and any other name is refused.
         username: User name; not needed with a client certificate.
         password: The user's password.
         password_file: File with the password, instead of `password`. A final newline is ignored.
@@ -113,6 +114,7 @@ class ConnectionOptions:
         """
         _checks.each_utf8(vars(self), but=_PATHS)
         _dcp_rs.check_connection(vars(self))
+        _check_query(self.connection_string)
         if self.noop_interval % 1:
             raise ConfigError(
                 f"{self.noop_interval} is not a whole number of seconds, which is "
@@ -146,6 +148,27 @@ class ConnectionOptions:
         return shown(self)
 
 
+def _check_query(connection_string: str) -> None:
+    """Checks the names after the `?` of a connection string.
+
+    Raises:
+        ConfigError: Nothing has one of them. Its value is not shown.
+    """
+    given = connection_string.partition("?")[2].split("&")
+    own = {each.name for each in fields(ConnectionOptions)} - {"connection_string", *_OF_STRING}
+    for name in filter(None, (each.partition("=")[0] for each in given)):
+        if name in _OF_STRING or (name not in own and _OF_SDK.fullmatch(name)):
+            continue
+        import difflib
+
+        near = difflib.get_close_matches(name, [*_OF_STRING, *own], 1)
+        if near and near[0] in own:
+            hint = f"set {near[0]}, which is an option of its own"
+        else:
+            hint = f"did you mean {near[0]}?" if near else "only network has a meaning there"
+        raise ConfigError(f"has no option {name}: {hint}", option="connection_string")
+
+
 def shown(options: Any) -> str:
     """Returns the repr of options: those that were given, without secrets."""
     given = {
@@ -158,6 +181,14 @@ def shown(options: Any) -> str:
     return f"{type(options).__name__}({named})"
 
 
+_OF_STRING = ("network",)
+# What Couchbase's SDKs tune by their strings, and a string that is shared with one may have: times,
+# pools, tracing and other services, which say nothing about what is read here.
+_OF_SDK = re.compile(
+    r"(\w+_)?timeout|(enable|disable|max|idle|config|kv|dns|tcp|orphaned|threshold|http|dcp)_\w+"
+    r"|(io|timeout|timeouts|compression|orphanReporter|thresholdRequestTracer|transactions)\.\w+"
+    r"|preferred_server_group|show_queries|user_agent_extra|ip_protocol|dump_configuration"
+)
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[\w.-]+)(?::\d+)?(?:=\w+)?"
 _ADDRESSES = re.compile(rf"(?:\w+://)?{_HOST}(?:[,;]{_HOST})*(?:/[^/@:]*)?")
 

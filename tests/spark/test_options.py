@@ -26,7 +26,7 @@ def test_the_bucket_may_be_in_the_connection_string():
     assert parse(bucket="other").bucket == "other"
     assert parse(connectionString="couchbase://localhost/a%25b").bucket == "a%b"
     with pytest.raises(ConfigError, match=r"^bucket: is missing"):
-        ReadOptions.parse({"connectionString": "couchbase://localhost?x=/y"})
+        ReadOptions.parse({"connectionString": "couchbase://localhost?network=/y"})
 
 
 def test_the_connection_string_is_needed():
@@ -243,7 +243,7 @@ def test_the_repr_shows_no_password():
     assert "hunter2" not in repr(parse(token="hunter2"))
     assert pickle.loads(pickle.dumps(options)) == options
     # Nor where none belongs.
-    for address in ("couchbase://u:hunter2@h/travel", "couchbase://h/travel?x=hunter2"):
+    for address in ("couchbase://u:hunter2@h/travel", "couchbase://h/travel?network=hunter2"):
         assert "hunter2" not in repr(parse(connectionString=address))
 
 
