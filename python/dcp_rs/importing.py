@@ -75,7 +75,11 @@ def import_checkpoint(
     else:
         positions = _of_kafka_connect(text)
         if bucket_uuid is None:
-            raise ConfigError("is needed: Kafka Connect does not store it", option="bucket_uuid")
+            raise ConfigError(
+                "is needed, as Kafka Connect does not store it: dcp-rs doctor prints it, and"
+                " Client.bucket_uuid has it",
+                option="bucket_uuid",
+            )
     if not positions:
         raise _damaged("it has no position")
     return _checkpoint(positions, bucket_uuid, collection_ids)
@@ -143,7 +147,11 @@ def _of_go_dcp(text: str) -> tuple[dict[int, _Position], str]:
 
 
 def _documents_of_go_dcp(text: str) -> Iterator[tuple[str, object]]:
+    if text.partition("\n")[0].count("\t") == 1 and text.startswith("["):
+        raise _of_kafka()
     found = _json_of(text)
+    if isinstance(found, dict) and isinstance(found.get("offsets"), list):
+        raise _of_kafka()
     if isinstance(found, dict) and not {"id", "cbgo"} <= found.keys():
         yield from found.items()
         return
@@ -193,7 +201,7 @@ def _offsets_of_kafka_connect(text: str) -> Iterator[tuple[tuple[object, object]
         answer = _json_of(text)
         offsets = answer.get("offsets") if isinstance(answer, dict) else None
         if not isinstance(offsets, list):
-            raise _damaged("it has no offsets")
+            raise _damaged("it has no offsets: is it of go-dcp?")
         for each in offsets:
             if not isinstance(each, dict) or not {"partition", "offset"} <= each.keys():
                 raise _damaged("an offset has no partition")
@@ -278,6 +286,10 @@ def _checked(positions: dict[int, _Position]) -> dict[int, _Position]:
                 "from the beginning"
             )
     return positions
+
+
+def _of_kafka() -> CheckpointError:
+    return _damaged("they are offsets of Kafka Connect: import them as kafka-connect")
 
 
 def _damaged(what: str) -> CheckpointError:

@@ -5,6 +5,7 @@ couchbase/metadata.go) and of the connector (SourceOffset.java, CouchbaseSourceT
 """
 
 import json
+import shlex
 
 import pytest
 
@@ -170,8 +171,15 @@ def test_a_damaged_file_is_refused(tmp_path, form, text):
 
 def test_wrong_arguments_are_refused(tmp_path):
     text = as_lines(POSITIONS)
-    with pytest.raises(ConfigError, match="bucket_uuid: is needed"):
+    with pytest.raises(ConfigError, match=r"bucket_uuid: is needed.* dcp-rs doctor prints it"):
         read(tmp_path, "topic", text)
+    for offsets in (text, as_answer(POSITIONS)):
+        with pytest.raises(
+            CheckpointError, match="offsets of Kafka Connect: import them as kafka-"
+        ):
+            read(tmp_path, "file", offsets)
+    with pytest.raises(CheckpointError, match="has no offsets: is it of go-dcp"):
+        read(tmp_path, "answer", json.dumps(go_dcp(POSITIONS)))
     with pytest.raises(ConfigError, match="bucket_uuid: is not 32"):
         read(tmp_path, "topic", text, bucket_uuid="x")
     with pytest.raises(CheckpointError, match="belong to the bucket"):
@@ -194,3 +202,14 @@ def test_the_command_writes_a_checkpoint_that_it_shows(tmp_path, capfd):
     assert "already exists" in capfd.readouterr().err
     assert main([*command, "--force"]) == 0
     assert main([*command, "--force", "--collection-id", "x"]) != 0
+
+
+def test_the_example_of_the_help_is_taken(tmp_path, capfd, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "offsets.json").write_text(as_answer(POSITIONS))
+    assert main(["checkpoint", "import", "--help"]) == 0
+    example = capfd.readouterr().out.replace("\\\n", "").splitlines()[-1]
+    assert main(shlex.split(example)[1:]) == 0
+    command = ["checkpoint", "import", "offsets.json", "to.json", "--from", "kafka-connect"]
+    assert main(command) == 1
+    assert "dcp-rs: --bucket-uuid: is needed" in capfd.readouterr().err

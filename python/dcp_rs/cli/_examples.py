@@ -86,7 +86,10 @@ _EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "checkpoint import": (
         "--from go-dcp checkpoints.json positions.json",
-        "--from kafka-connect offsets.json positions.json",
+        (
+            "--from kafka-connect offsets.json out.json \\\n"
+            "      --bucket-uuid 897ccfc617e5749754487a62f738e285"
+        ),
     ),
     "serve": (
         "--port 11210",

@@ -227,9 +227,10 @@ def password_options(otherwise: str, option: Callable[..., Any] = click.option) 
 
 def call_options(error: ConfigError, commands: Iterable[click.Command]) -> ConfigError:
     """Makes an error call options as on the command line."""
+    every = [each for of in commands for each in (of, *getattr(of, "commands", {}).values())]
     options = {
         name: option
-        for command in commands
+        for command in every
         for parameter in command.params
         for option in parameter.opts
         if option.startswith("--")
