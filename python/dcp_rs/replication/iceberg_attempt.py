@@ -84,7 +84,7 @@ class Attempt:
     def _noting_files(self) -> Iterator[None]:
         """Notes each file that is written for the table."""
         io, catalog = self._table.io, self._catalog
-        new_output = io.new_output
+        new_output, remove = io.new_output, io.delete
         # Of catalogs that write metadata themselves, which do it with files of their own.
         write_metadata = getattr(catalog, "_write_metadata", None)
 
@@ -99,9 +99,13 @@ class Attempt:
             if write_metadata is not None:
                 write_metadata(metadata, io, metadata_path)
 
-        # From 0.12 on, pyiceberg removes the files of a commit that lost against another, which can
-        # be the same one if its request came twice.
-        io.new_output, io.delete = noting, lambda _: None
+        def delete(location: Any) -> None:
+            # From 0.12 on, pyiceberg removes the files of a commit that lost against another, which
+            # can be the same one if its request came twice.
+            if location not in self._files:
+                remove(location)
+
+        io.new_output, io.delete = noting, delete
         if write_metadata is not None:
             vars(catalog)["_write_metadata"] = noting_metadata
         try:
