@@ -8,11 +8,14 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+from standalone import QUICK
+
 PATIENCE = 120
 SETTINGS = {
     "spark.connect.grpc.binding.address": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
+    "spark.driver.extraJavaOptions": QUICK,
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -36,7 +39,12 @@ def started(folder, **more):
     environment = os.environ | {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
     with (folder / "log").open("ab") as log:
         running = subprocess.Popen(
-            [*command, "spark-internal"], cwd=folder, env=environment, stdout=log, stderr=log
+            [*command, "spark-internal"],
+            cwd=folder,
+            env=environment,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
         )
     try:
         deadline = time.monotonic() + PATIENCE

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.connect.plan import LogicalPlan
 
 import dcp_rs.spark
+import keeping_tables
 import merged
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.spark.merge_target import Target
@@ -100,7 +101,12 @@ def ask_again(spark):
         Target(spark, name, "a query")
 
 
-TRIED = {each.__name__: each for each in (keep, tell_apart, refuse, ask_again)}
+def delta_tables(spark):
+    """Delta tables that the executors keep are the documents, whatever happens."""
+    keeping_tables.over_connect(spark, "delta")
+
+
+TRIED = {each.__name__: each for each in (keep, tell_apart, refuse, ask_again, delta_tables)}
 
 if __name__ == "__main__":
     address, name = sys.argv[1:]

@@ -352,29 +352,22 @@ def _refused(kept, told, sink=None, **more):
     return reason
 
 
+# What needs no JVM in this process.
+OVER_CONNECT = (drops, feed, variants, takes_over, routes, template)
+
+
 def everything(kind):
     """Tries all of it."""
     with tempfile.TemporaryDirectory() as folder:
         spark = kept_tables.session(kind, folder)
         merged.keep(spark, new=partial(KeptTable, kind=kind))
-        for each in (
-            once,
-            again,
-            drops,
-            feed,
-            variants,
-            takes_over,
-            refusals,
-            rights,
-            routes,
-            template,
-        ):
+        for each in (once, again, refusals, rights, *OVER_CONNECT):
             each(spark, kind)
         spark.stop()
 
 
 def over_connect(spark, kind):
-    """Tries what needs no JVM in the process, in a session of Spark Connect."""
+    """Tries what can be tried in a session of Spark Connect."""
     merged.keep(spark, new=partial(KeptTable, kind=kind))
-    for each in (drops, feed, variants, takes_over, template, routes):
+    for each in OVER_CONNECT:
         each(spark, kind)

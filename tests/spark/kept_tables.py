@@ -87,7 +87,7 @@ def session(kind, folder, master="local[2]", **more):
     return spark
 
 
-def run(spark, options, checkpoint, sink, attempts=5):
+def run(spark, options, checkpoint, sink, attempts=20):
     """Lets a query read what there is."""
     changes = spark.readStream.format("couchbase.dcp").options(**options).load()
     writer = changes.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint))
