@@ -111,6 +111,9 @@ def as_documents(rows):
     found = {}
     for row in rows:
         name = f"{row['scope']}.{row['collection']}", row["key"]
+        if row["scope"] is None:
+            # Dropped before it was read: nothing but its ID is known until its end is read, too.
+            name = f"#{row['collection_id']}", row["key"]
         assert name not in found, f"{name} is doubled"
         text = row["value"]
         found[name] = bytes(row["_malformed"]) if text is None else text.encode()

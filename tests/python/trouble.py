@@ -65,7 +65,9 @@ class Trouble:
         """
         found, now = replica.documents(), self.written.documents()
         for name, text in found.items():
-            assert text in self.versions[name], (name, text)
+            # A log may have a dropped collection, of which only the ID is known, without its end.
+            if replica.mode != "log" or name[0][0] != "#":
+                assert text in self.versions[name], (name, text)
         if replica.mode == "table":
             # A log that was rolled back has the rest of its vBucket only later.
             kept = {name: text for name, text in now.items() if before.get(name) == text}
