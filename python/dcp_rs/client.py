@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dcp_rs import _checks, _dcp_rs, _deprecated, _keywords
@@ -306,7 +307,8 @@ class Client(Bucket):
         options = dict(locals())
         del options["self"]
         options, store = stream_options(options, self)
-        stream = ChangeStream(self._inner.stream(options), self.bucket_name)
+        with _suggesting(self):
+            stream = ChangeStream(self._inner.stream(options), self.bucket_name)
         if store is not None:
             try:
                 store.save(stream.checkpoint())
@@ -403,7 +405,35 @@ def collections_of(bucket: Bucket, collections: str | Iterable[str] | None) -> d
     """Fetches a bucket's collections. See `Client.collections`."""
     if not (collections is None or isinstance(collections, str)):
         collections = _checks.names("collections", collections)
-    return bucket._inner.collections({"collections": collections})  # noqa: SLF001 - as above
+    with _suggesting(bucket):
+        return bucket._inner.collections({"collections": collections})  # noqa: SLF001 - as above
+
+
+@contextmanager
+def _suggesting(bucket: Bucket) -> Iterator[None]:
+    """Adds the nearest collection to an error that one does not exist."""
+    try:
+        yield
+    except ConfigError as error:
+        text, name = str(error), error.value
+        is_unknown = error.option == "collections" and "there is no" in text
+        if not is_unknown or "did you mean" in text or not isinstance(name, str):
+            raise
+        import difflib
+
+        there = list(bucket._inner.collections({"collections": None}))  # noqa: SLF001 - as above
+        _, dot, collection = name.partition(".")
+        same = [each for each in there if dot and each.partition(".")[2] == collection]
+        if not dot:
+            there = list(dict.fromkeys(each.partition(".")[0] for each in there))
+        near = [*same, *difflib.get_close_matches(name, there, 1, 0.7)]
+        if not near:
+            raise
+        raise ConfigError(
+            f"{text.removeprefix('collections: ')}; did you mean '{near[0]}'?",
+            option="collections",
+            value=name,
+        ) from None
 
 
 def plan_of(
@@ -434,8 +464,9 @@ def plan_of(
     )
     if partitions is not None:
         _checks.integer("partitions", partitions, 1, 0xFFFF)
-    planner = Planner(bucket, filters.pop("vbuckets"), **filters)
-    return planner.plan(start, options, count=partitions)
+    with _suggesting(bucket):
+        planner = Planner(bucket, filters.pop("vbuckets"), **filters)
+        return planner.plan(start, options, count=partitions)
 
 
 def stream_options(

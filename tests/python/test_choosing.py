@@ -1,5 +1,6 @@
 """Which changes a stream delivers: by key, operation and time."""
 
+import re
 import time
 from datetime import UTC, datetime, timedelta
 
@@ -251,6 +252,23 @@ def test_patterns_of_a_checkpoint_may_be_fewer_and_not_others(cluster, client):
 def test_patterns_that_match_nothing_ever_are_refused(client, names, says):
     with pytest.raises(ConfigError, match=says):
         client.stream(collections=names)
+
+
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("shop.order", "collection 'shop.order' in the bucket; did you mean 'shop.orders'?"),
+        ("orders", "collection '_default.orders' in the bucket; did you mean 'shop.orders'?"),
+        ("shp.*", "scope 'shp' in the bucket; did you mean 'shop'?"),
+        ("quite.another", "collection 'quite.another' in the bucket"),
+    ],
+)
+def test_an_unknown_collection_suggests_the_nearest(client, cluster, name, near):
+    cluster.create_scope("shop")
+    cluster.create_collection("shop.orders")
+    for read in (client.stream, client.plan, client.collections):
+        with pytest.raises(ConfigError, match=f"^collections: there is no {re.escape(near)}$"):
+            read(collections=name)
 
 
 def test_a_connection_learns_of_a_collection_that_another_one_was_told_of():
