@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import logging
 from dataclasses import dataclass, field, replace
@@ -95,6 +96,11 @@ class Contract:
                         " columns",
                         option=name,
                     )
+        text = self._text
+        if text is not None and text != INFER and difflib.get_close_matches(text, [INFER], 1, 0.7):
+            raise ConfigError(
+                f"{text!r} is no list of columns: did you mean {INFER}?", option="document_schema"
+            )
         if self.nested is not None and not self.infers:
             raise ConfigError(
                 "applies to schemas that are inferred: set document_schema to infer, or declare"
@@ -116,9 +122,14 @@ class Contract:
     @property
     def infers(self) -> bool:
         """Whether the schema is inferred."""
+        return self._text == INFER
+
+    @property
+    def _text(self) -> str | None:
+        """The schema, if it is given as text."""
         given = self.document_schema
         text = given.schema if isinstance(given, DocumentSchema) else given
-        return isinstance(text, str) and text == INFER
+        return text if isinstance(text, str) else None
 
     @property
     def is_own(self) -> bool:
