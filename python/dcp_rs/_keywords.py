@@ -7,14 +7,25 @@ import inspect
 from typing import TYPE_CHECKING, TypeVar, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
     from typing import Any
 
 _Named = TypeVar("_Named", bound="Callable[..., Any]")
 
 
-def check(function: str, known: Collection[str], given: Iterable[str]) -> None:
+def check(
+    function: str,
+    known: Collection[str],
+    given: Iterable[str],
+    others: Mapping[str, str] | None = None,
+) -> None:
     """Checks the names of the keyword arguments of a call.
+
+    Args:
+        function: What is called.
+        known: Names that there are.
+        given: Names that were given.
+        others: What to do in place of giving others.
 
     Raises:
         TypeError: One of them does not exist.
@@ -25,6 +36,8 @@ def check(function: str, known: Collection[str], given: Iterable[str]) -> None:
 
         close = difflib.get_close_matches(unknown, known, 1)
         hint = f"; did you mean {close[0]!r}?" if close else ""
+        if others and unknown in others:
+            hint = f": {others[unknown]}"
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}{hint}")
 
 
@@ -37,12 +50,17 @@ def checked(named: _Named) -> _Named:
     return _checking(named, named.__qualname__)
 
 
-def _checking(function: _Named, name: str) -> _Named:
+def checked_but(others: Mapping[str, str]) -> Callable[[_Named], _Named]:
+    """Makes a function do so, and say what to do in place of giving some others."""
+    return lambda named: _checking(named, named.__qualname__, others)
+
+
+def _checking(function: _Named, name: str, others: Mapping[str, str] | None = None) -> _Named:
     known = inspect.signature(function).parameters
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        check(name, known, kwargs)
+        check(name, known, kwargs, others)
         return function(*args, **kwargs)
 
     return cast("_Named", call)

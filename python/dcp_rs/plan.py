@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from dcp_rs.planner import Offsets
 
 
+# Options of `Client.plan` that are like those of a stream.
+_OF_PLAN = (
+    "start", "until", "vbuckets", "collections", "keys", "ops", "since", "persisted_only",
+    "on_rollback", "on_purge",
+)  # fmt: skip
+
+
 class Range(NamedTuple):
     """The changes to read from one vBucket."""
 
@@ -102,7 +109,9 @@ class Partition:
         """Whether `open` needs a client, because the partition has no options to connect with."""
         return self._connection is None
 
-    @_keywords.checked
+    @_keywords.checked_but(
+        {name: f"what is read is the plan's, as in client.plan({name}=...)" for name in _OF_PLAN}
+    )
     def open(
         self,
         client: Bucket | None = None,

@@ -43,3 +43,10 @@ def test_functions_still_tell_what_they_take():
     assert dcp_rs.connect.__name__ == "connect"
     assert dcp_rs.connect.__doc__.startswith("Connects to a bucket.")
     assert "bucket" in inspect.signature(dcp_rs.ConnectionOptions).parameters
+
+
+def test_an_option_of_the_plan_is_none_of_its_partitions(client, cluster):
+    cluster.upsert("a", b"{}")
+    (partition, *_) = client.plan(persisted_only=False).partitions
+    with pytest.raises(TypeError, match=r"'collections': .* as in client.plan\(collections=...\)"):
+        partition.open(client, collections="a")
