@@ -1,5 +1,6 @@
 """`dcp-rs replicate`, as a program."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -102,6 +103,12 @@ def test_a_line_names_the_busiest_of_many_tables_and_sums_up_the_others():
     # At the end, since the start.
     done = line(of_tables({"a": 1, "b": 2}, phase="done"))
     assert done == "dcp-rs: done: generation 1, 3 changes in 2 commits, 2 tables: b +2, a +1"
+
+
+def test_a_line_says_what_waits_for_a_commit():
+    progress = dataclasses.replace(of_tables({}, phase="catching up"), uncommitted=2998)
+    assert "0 changes in 2 commits, 2,998 not yet committed, 5/s, 0 behind" in Line()(progress)
+    assert "committed" not in Line()(of_tables({}))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -312,6 +312,8 @@ class Line:
             f"{progress.phase}: generation {progress.generation}",
             f"{_counted(progress.changes, 'change')} in {_counted(progress.commits, 'commit')}",
         ]
+        if progress.uncommitted:
+            parts.append(f"{progress.uncommitted:,} not yet committed")
         is_done = progress.phase == "done"
         if not is_done:
             parts += [
