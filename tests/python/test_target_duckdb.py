@@ -318,8 +318,12 @@ def test_what_is_refused_leaves_nothing_behind(cluster, tmp_path):
     path = tmp_path / "lake.duckdb"
     with pytest.raises(ConfigError, match=r"document_schema: city and City are one column to Duck"):
         replicate(cluster, f"duckdb://{path}", document_schema="city STRING, City STRING")
+    with pytest.raises(ConfigError, match=r"'infered' is no list of columns: did you mean infer\?"):
+        replicate(cluster, f"duckdb://{path}", document_schema="infered")
     with pytest.raises(ConfigError, match="no schema lakes: create it with CREATE SCHEMA"):
         replicate(cluster, f"duckdb://{path}?table=lakes.docs")
+    with pytest.raises(ConfigError, match=r"target: the folder .*/none does not exist: create it"):
+        replicate(cluster, f"duckdb://{tmp_path}/none/lake.duckdb")
     assert not path.exists()
 
 

@@ -108,15 +108,14 @@ def _states(
 
 
 def _duckdb(address: Address) -> _Found:
+    # Which imports PyArrow.
+    from dcp_rs.replication.duckdb_file import DatabaseFile, no_database
+
     path = Path(address.path)
     if not path.exists():
-        if not path.parent.is_dir():
-            raise DcpError(f"there is no folder {path.parent}: create it")
+        DatabaseFile(path).check_folder()
         return _created(path)
     duckdb = require("a look at a DuckDB database", "duckdb", "duckdb")
-    # Which imports PyArrow.
-    from dcp_rs.replication.duckdb_file import no_database
-
     try:
         with duckdb.connect(path, read_only=True) as database:
             found = database.execute("SELECT count(*) FROM duckdb_tables() WHERE NOT internal")

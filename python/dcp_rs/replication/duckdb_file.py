@@ -29,8 +29,9 @@ class DatabaseFile:
 
         Raises:
             ConcurrentWriterError: Another process has it open.
-            ConfigError: The file is no database.
+            ConfigError: The file is no database, or there is no folder for it.
         """
+        self.check_folder()
         duckdb = require("a DuckDB target", "duckdb", "duckdb")
         try:
             connection = duckdb.connect(os.fspath(self._path))
@@ -45,6 +46,17 @@ class DatabaseFile:
             connection.close()
             raise no_database(self)
         return quiet(connection)
+
+    def check_folder(self) -> None:
+        """Checks that there is a folder for the file.
+
+        Raises:
+            ConfigError: There is none.
+        """
+        if not self._path.parent.is_dir():
+            raise ConfigError(
+                f"the folder {self._path.parent} does not exist: create it first", option="target"
+            )
 
     def remove(self) -> None:
         """Removes a database that was made and has nothing."""

@@ -130,6 +130,8 @@ class Lake(DatabaseFile):
         Raises:
             ConfigError: An extension is missing, or the catalog cannot be opened.
         """
+        if self._is_file:
+            self.check_folder()
         was_there = self._is_file and super().exists()
         connection = self._attached(may_create=False) if not self._is_file or was_there else None
         if connection is None:
