@@ -55,7 +55,8 @@ class _Program(click.Group):
 @click.group(
     cls=_Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit status: 0 done, 1 failed, 2 wrong command line, 130 Ctrl-C, 143 SIGTERM.",
+    epilog="Exit status: 0 done, 1 failed, 2 wrong usage, 3 not found or not equal, 130 Ctrl-C,"
+    " 143 SIGTERM.",
 )
 @click.version_option(__version__, prog_name=_NAME, message="%(prog)s %(version)s")
 def _program() -> None:
