@@ -212,6 +212,9 @@ def test_check_looks_at_a_database(file, postgres_database, tmp_path, capsys):
     assert run("run", file(), "--once") == 0
     capsys.readouterr()
     assert checked(capsys, file())[1][-1]["detail"] == "a database with 3 tables"
+    url = f"duckdb:///{tmp_path}/new.duckdb"
+    found = checked(capsys, file(), f"--target={url}")[1]
+    assert found[-1]["detail"] == f"{tmp_path}/new.duckdb would be created"
     (tmp_path / "lake.duckdb").write_bytes(b"no database")
     status, found = checked(capsys, file())
     assert (status, found[-1]["status"]) == (1, "failed")

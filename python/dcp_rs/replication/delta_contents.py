@@ -37,12 +37,14 @@ class DeltaContents:
     def __init__(self, address: Address) -> None:
         address.allow()
         self._deltalake = require("a Delta table", LIBRARY, "delta")
-        self._folder = Path(address.local_path("the table's folder", "delta:///folder"))
+        path = address.local_path("the table's folder", "delta:///folder")
+        self._folder = Path(path).resolve()
         if not self._folder.is_dir():
             raise ConfigError(f"there is no folder {self._folder}", option="target")
-        # Relative to the folder.
+        # Relative to the folder, which is the one above that of a single table.
         is_one = (self._folder / STATES).is_dir()
-        self._names = ["."] if is_one else list(DeltaDatabase(self._folder).open())
+        self._names = [self._folder.name] if is_one else list(DeltaDatabase(self._folder).open())
+        self._folder = self._folder.parent if is_one else self._folder
 
     def states(self) -> dict[str, State]:
         """See `Contents`."""

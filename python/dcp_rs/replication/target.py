@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
@@ -449,7 +450,9 @@ class Address:
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
         scheme, _, storage = parts.scheme.partition("+")
-        return cls(scheme, parts.netloc, unquote(parts.path), options, rest, storage)
+        # Two slashes, as of duckdb:///${FOLDER}, are another path to POSIX.
+        path = re.sub("^//+", "/", unquote(parts.path))
+        return cls(scheme, parts.netloc, path, options, rest, storage)
 
     @property
     def is_catalog(self) -> bool:
