@@ -36,7 +36,7 @@ def file(cluster, tmp_path, monkeypatch):
     """Writes a file, as the example has it, with other keys in front."""
     monkeypatch.setenv("COUCHBASE", cluster.connection_string)
     monkeypatch.setenv("PASSWORD", _PASSWORD)
-    monkeypatch.setenv("LAKE", str(tmp_path / "lake.duckdb").removeprefix("/"))
+    monkeypatch.setenv("LAKE", str(tmp_path / "lake.duckdb"))
 
     def write(more="", of_connection="", *, but=("listen", "log_format")):
         text = (ROOT / "examples" / "pipeline.toml").read_text()
