@@ -237,7 +237,7 @@ class EmbeddedCluster(Documents, Control):
         return Client(replace(self.connection_options, **(chosen | options)))
 
     def set_password(self, password: str) -> None:
-        """Changes the password that clients authenticate with.
+        """Changes the password of the user `username`; other `users` keep theirs.
 
         Open connections stay open; new ones need the new password.
 
