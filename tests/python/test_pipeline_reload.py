@@ -46,7 +46,7 @@ def keys_of(folder):
 
 @pytest.mark.shows_password("only in the environment of the process")
 def test_hangup_changes_what_can_change_and_refuses_the_rest_by_name(cluster, service, tmp_path):
-    def text(collections, interval=3600.0, more="", levels=()):
+    def text(collections, interval=3600.0, more="", levels=("info",)):
         return (
             f'target = "delta://{tmp_path}/lake"\ntables = "collection"\n'
             f"log_levels = {json.dumps(levels)}\ncollections = {json.dumps(collections)}\n"

@@ -86,8 +86,7 @@ class Reload(Controls):
                 ", ".join(names),
                 extra=about("reload_refused", options=names),
             )
-        # An answer to who asked, which the level by default shows.
-        _log.warning(
+        _log.info(
             "%s was read again: %s",
             old.path.name,
             f"changes {', '.join(changed)}" if changed else "changes nothing",
