@@ -646,8 +646,10 @@ class Mallinfo(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int) for name in "arena ordblks smblks a b c d e f g".split()]
 libc.mallinfo.restype = Mallinfo
 def kept():
-    for block in [libc.malloc(100) for _ in range(1000)]:
+    blocks = [libc.malloc(100) for _ in range(1000)]
+    for block in blocks:
         libc.free(block)
+    # While the list is there: to free it may join all.
     return libc.mallinfo().smblks
 before = kept()
 from dcp_rs.replication.kafka.broker import library
