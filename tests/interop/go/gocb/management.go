@@ -108,7 +108,8 @@ var management = []call{
 			nodes = append(nodes, each.Remote)
 		}
 		slices.Sort(nodes)
-		t.same(len(nodes), len(t.job.Nodes))
+		// A connection that was made anew may be listed beside the one that it replaces.
+		t.same(len(slices.Compact(nodes)), len(t.job.Nodes))
 		seen, err := t.sdk.Diagnostics(nil)
 		t.ok(err)
 		t.same(seen.State, gocb.ClusterStateOnline)
