@@ -221,6 +221,7 @@ def test_a_copy_of_a_store_in_another_process_is_another_reader(client, fill, tm
     assert store.load() is None
 
 
+@pytest.mark.shows_password("obstore keeps the credentials that its user gave")
 def test_a_store_in_object_storage_pickles(client, fill, tmp_path, request):
     fill(10)
     store = stores.opened(stores.where("objects", request, tmp_path))
