@@ -53,6 +53,13 @@ HEXDUMP = """00000000  80 55 00 00 04 00 00 03  00 00 00 04 00 00 10 00  |.U....
 """
 
 
+@pytest.mark.parametrize("option", ["--collections", "--keys", "--ops"])
+def test_a_list_that_is_given_twice_is_refused(option):
+    done = run("cat", "couchbase://h/b", option, "a.b", "--limit", "1", option, "a.c")
+    assert done.returncode == 2
+    assert f"{option}: is given twice: give it once, with commas" in done.stderr.decode()
+
+
 def test_a_trace_is_shown_packet_by_packet():
     trace = TRACES / "6.0.5-multi-vb.jsonl"
     packets = sum("hex" in json.loads(line) for line in trace.read_text().splitlines())

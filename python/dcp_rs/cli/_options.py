@@ -39,7 +39,23 @@ class _ConnectionOption(click.Option):
 
 
 class _Command(click.Command):
-    """Lists the command's own options before those of its connection."""
+    """Lists the command's own options before those of its connection.
+
+    Of an option that is given twice, click takes the last, as others do. Of two lists, that would
+    leave out the first in silence.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        _, _, given = self.make_parser(ctx).parse_args(args=list(args))
+        lists = [
+            each for each in given if isinstance(each, click.Option) and each.metavar == "LIST"
+        ]
+        for option in lists:
+            if lists.count(option) > 1 and not option.multiple:
+                name = option.opts[0]
+                text = f"{name}: is given twice: give it once, with commas between the values"
+                raise click.UsageError(text, ctx)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {"Options": [], "Connection options": []}
