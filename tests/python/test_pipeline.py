@@ -72,6 +72,19 @@ def test_the_example_keeps_a_table_of_each_collection(file, tmp_path, capsys):
     assert (lines[-1]["phase"], lines[-1]["changes"]) == ("done", 2)
 
 
+def test_warnings_are_shown_unless_other_levels_are_asked_for(file, monkeypatch, capsys):
+    path = file('listen = "127.0.0.1:0"\n')
+    assert run("run", path, "--once") == 0
+    assert "WARNING" not in capsys.readouterr().err
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4, bucket="travel") as another:
+        monkeypatch.setenv("COUCHBASE", another.connection_string)
+        another.create_scope("inventory")
+        another.create_collection("inventory.airline")
+        assert run("run", path, "--once") == 0
+    told = capsys.readouterr().err
+    assert "WARNING dcp_rs.replication: generation 2 of inventory.airline begins" in told
+
+
 def test_python_runs_the_same_file(file):
     pipeline = dcp_rs.Pipeline.from_file(file())
     stop, seen = threading.Event(), []

@@ -127,8 +127,6 @@ class Logs:
 
     def change_levels(self, levels: Iterable[tuple[str, int]]) -> None:
         """Has loggers other levels than those that it began with."""
-        if self._handler is None:
-            self.begin(as_json=False)
         self._reset()
         self._set(levels)
 

@@ -241,8 +241,7 @@ def replicating(
         signal.signal(number, on_signal)
     # Lines of both kinds in one log are no lines of JSON.
     as_json = as_json or log_format == "json"
-    if as_json or log_format or log_levels:
-        LOGS.begin(as_json=as_json, levels=log_levels)
+    LOGS.begin(as_json=as_json, levels=log_levels)
     reporter = Reporter(in_place=not as_json)
     show = _as_json if as_json else Line()
 
