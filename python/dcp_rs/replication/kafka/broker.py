@@ -42,7 +42,7 @@ _PASSING = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_O
 # A start reads the topic of states, of which a broker compacts all but the newest segment.
 _OF_STATES = {"segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
 _SEGMENT_BYTES = 64 * 1024 * 1024
-# Of glibc's `mallopt`: the largest block that is kept for itself once it is freed.
+# Of glibc's `mallopt`: the largest block that goes into a fastbin.
 _MXFAST = 1
 # What this process has loaded.
 _MAPS = Path("/proc/self/maps")
@@ -64,7 +64,7 @@ class Topic:
 
 
 def library() -> str:
-    """Returns the path of the librdkafka that confluent-kafka has loaded, and suits memory to it.
+    """Returns the path of the librdkafka that confluent-kafka has loaded, and turns off fastbins.
 
     Raises:
         ConfigError: It has none that others can load, or is too old.
@@ -73,18 +73,18 @@ def library() -> str:
     require("a Kafka target", "confluent_kafka", "kafka")
     for line in _MAPS.read_text().splitlines():
         if "/librdkafka" in line:
-            _join_small_blocks()
+            _turn_off_fastbins()
             return line.split(maxsplit=5)[5].strip()
     raise ConfigError(
         "confluent-kafka has no librdkafka that can be loaded: install its wheel from PyPI"
     )
 
 
-def _join_small_blocks() -> None:
-    """Has glibc join small blocks to others as they are freed.
+def _turn_off_fastbins() -> None:
+    """Has glibc keep no fastbins, its lists of small blocks that were freed.
 
-    Otherwise it joins all of them each time that a large one is freed. Each record is one, and each
-    header three small ones, which then take longer than the rest of librdkafka.
+    Whenever a large block is freed, glibc empties them all. librdkafka frees a large block for each
+    record and three small ones for each header, so that most of its time went into that.
     """
     # Another libc has no such file or function, and needs none.
     with contextlib.suppress(OSError, AttributeError):

@@ -114,9 +114,11 @@ def _bytes(column: pa.Array) -> tuple[memoryview, memoryview, memoryview]:
     column = as_array(column)
     _, offsets, data = column.buffers()
     nulls = as_array(column.is_null().cast(pa.uint8()))
+    ends = view_of(offsets).cast("i")[: len(column) + 1]
     return (
-        view_of(offsets).cast("i")[: len(column) + 1],
-        view_of(data),
+        ends,
+        # A slice shares the bytes of all rows, which the producer would copy.
+        view_of(data)[: ends[-1] if ends else 0],
         view_of(nulls.buffers()[1])[: len(column)],
     )
 
