@@ -410,7 +410,7 @@ def test_a_table_of_a_bucket_with_another_name_is_refused_as_it_is(written, clus
     replicate(cluster, replica)
     with dcp_rs.testing.EmbeddedCluster(bucket="city", vbuckets=8) as other:
         Written(other).upsert("street", {})
-        message = "that of the bucket default, whose rows would go for those of city: name another"
+        message = "has rows of the bucket default, which those of city would replace: name another"
         with pytest.raises(ConfigError, match=f"target: .*{message}"):
             replicate(other, replica)
     assert replica.documents() == written.documents()

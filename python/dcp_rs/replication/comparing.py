@@ -187,7 +187,7 @@ class _Comparison:
     def _names(self) -> list[str] | None:
         """Returns the collections of the table."""
         if self._state.bucket not in {None, self._client.bucket_name}:
-            raise _NotComparedError(f"it is that of the bucket {self._state.bucket}")
+            raise _NotComparedError(f"its rows are of the bucket {self._state.bucket}")
         if self._state.checkpoint.bucket_uuid != self._client.bucket_uuid:
             raise _NotComparedError("it is of another bucket, or of one that was recreated")
         there = self._client.collections()

@@ -119,8 +119,9 @@ class State:
         """
         if self.bucket not in {None, bucket}:
             raise ConfigError(
-                f"the table is that of the bucket {self.bucket}, whose rows would go for those of"
-                f" {bucket}: name another table, or drop this one and its state",
+                f"the table{f' of {self.collection}' if self.collection else ''} has rows of the"
+                f" bucket {self.bucket}, which those of {bucket} would replace: name another table,"
+                " or drop this one and its state",
                 option="target" if self.collection is None else "tables",
             )
 
