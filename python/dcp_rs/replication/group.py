@@ -96,9 +96,8 @@ class Buffer:
             return None
         parts: dict[int | None, Part] = {}
         if self._splits:
-            for number, (rows, nbytes, oldest) in by_collection(
-                batch.whole for batch in read
-            ).items():
+            split = by_collection(batch.whole for batch in read)
+            for number, (rows, nbytes, oldest) in split.items():
                 some = rows if number is not None else [of_documents(each) for each in rows]
                 parts[number] = Part(pa.Table.from_batches(some, schema), nbytes, oldest)
             parts.setdefault(None, Part(schema.empty_table(), 0, None))
