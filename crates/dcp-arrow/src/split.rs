@@ -57,7 +57,8 @@ pub fn sliced_bytes(array: &ArrayRef) -> usize {
 /// are. Batches that are all of one collection stay as they are.
 ///
 /// # Errors
-/// [`ArrowError`] if a batch has no column `collection_id`, or a part cannot be made.
+/// [`ArrowError`] if a batch has no column `collection_id`, the columns of batches differ, or a part
+/// cannot be made.
 pub fn by_collection(batches: &[&RecordBatch]) -> Result<Vec<Part>, ArrowError> {
     let mut places: HashMap<Option<i64>, usize> = HashMap::new();
     let mut ids: Vec<Option<i64>> = Vec::new();
@@ -85,7 +86,11 @@ pub fn by_collection(batches: &[&RecordBatch]) -> Result<Vec<Part>, ArrowError> 
         let batches = batches.iter().map(|batch| (*batch).clone()).collect();
         return Ok(vec![Part { collection_id: *id, batches }]);
     }
-    split.batches(&first.schema(), batches, ids)
+    let schema = first.schema();
+    if batches.iter().any(|batch| *batch.schema_ref() != schema) {
+        return Err(ArrowError::SchemaError("the batches have different columns".to_owned()));
+    }
+    split.batches(&schema, batches, ids)
 }
 
 fn ids_of(batch: &RecordBatch) -> Result<&Int64Array, ArrowError> {
@@ -329,7 +334,7 @@ mod tests {
             ("bytes", Arc::new(bytes) as ArrayRef, true),
             ("flags", Arc::new(flags) as ArrayRef, true),
             ("amounts", Arc::new(amounts) as ArrayRef, true),
-            ("times", Arc::new(times) as ArrayRef, false),
+            ("timestamp", Arc::new(times) as ArrayRef, false),
             ("lists", Arc::new(lists.finish()) as ArrayRef, true),
             ("structs", Arc::new(structs) as ArrayRef, true),
         ])
@@ -360,8 +365,13 @@ mod tests {
                 let found = concat_batches(&whole.schema(), &part.batches).unwrap();
                 let expected = take_record_batch(&whole, &rows).unwrap();
                 prop_assert_eq!(found, expected);
+                prop_assert_eq!(part.oldest(), Some(rows.value(0) as i64));
             }
             prop_assert!(firsts.is_sorted());
+            let all = Part { collection_id: None, batches: vec![whole] };
+            // Each part has an offset and some bits more.
+            let most = all.nbytes() + parts.len() * 200;
+            prop_assert!((all.nbytes()..most).contains(&parts.iter().map(Part::nbytes).sum()));
             let kinds: std::collections::HashSet<_> = ids.iter().collect();
             prop_assert_eq!(parts.len(), kinds.len());
         }
@@ -378,12 +388,16 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_without_collections_is_refused() {
+    fn batches_without_collections_or_of_different_columns_are_refused() {
         let rows = RecordBatch::try_from_iter([(
             "seqno",
             Arc::new(Int64Array::from(vec![1])) as ArrayRef,
         )]);
         let refused = by_collection(&[&rows.unwrap()]).unwrap_err().to_string();
         assert_eq!(refused, "Schema error: the batch has no column collection_id");
+        let one = batch(&[Some(8), Some(9)], 2);
+        let other = one.project(&[0, 1]).unwrap();
+        let refused = by_collection(&[&one, &other]).unwrap_err().to_string();
+        assert_eq!(refused, "Schema error: the batches have different columns");
     }
 }
