@@ -1,7 +1,6 @@
 //! Records in columns.
 
 use std::ffi::{CStr, CString};
-use std::fmt::Write as _;
 
 use crate::error::{Error, Kind};
 use crate::partition::murmur2;
@@ -83,8 +82,7 @@ impl<'a> Header<'a> {
             return false;
         };
         if self.words.is_empty() {
-            // Cannot fail.
-            let _ = write!(text, "{number}");
+            text.push_str(itoa::Buffer::new().format(*number));
         } else if let Some(word) = usize::try_from(*number).ok().and_then(|at| self.words.get(at)) {
             text.push_str(word);
         }

@@ -187,21 +187,35 @@ def headers_of(
     """Returns the headers of records, of those that the rows have columns for."""
     found: list[tuple[str, pa.Array, list[str]]] = []
     for name in names:
+        words: list[str] | None = None
         if name == "collection":
-            column = pc.binary_join_element_wise(rows["scope"], rows["collection"], ".")
+            column, words = collections_of(rows)
         elif name in rows.column_names:
             column = rows[name]
         else:
             continue
-        words: list[str] = []
         if pa.types.is_string(column.type):
             encoded = as_array(column).dictionary_encode()
             column, words = encoded.indices, encoded.dictionary.to_pylist()
-            # Numbers without words are numbers.
-            words = words or [""]
+        # Numbers without words are numbers.
+        words = [] if words is None else words or [""]
         numbers = pc.fill_null(column.cast(pa.int64()), _NONE)
         found.append((name, as_array(numbers), words))
     return found
+
+
+def collections_of(rows: pa.Table) -> tuple[pa.Array, list[str]]:
+    """Returns the names of collections, and the place there of each row's; null if it has none."""
+    named = (
+        rows.select(["collection_id", "scope", "collection"])
+        .group_by("collection_id", use_threads=False)
+        .aggregate([("scope", "first"), ("collection", "first")])
+    )
+    names = pc.binary_join_element_wise(named["scope_first"], named["collection_first"], ".")
+    are_named = pc.is_valid(names)
+    ids = named["collection_id"].filter(are_named).combine_chunks()
+    places = pc.index_in(rows["collection_id"], value_set=ids)
+    return as_array(places.cast(pa.int64())), names.filter(are_named).to_pylist()
 
 
 def tombstones(found: Sequence[tuple[int, bytes]]) -> Records:

@@ -204,8 +204,8 @@ class KafkaTarget:
         settings = self._session.settings
         if settings.key_format != "key" or self._mode != "table" or not len(rows):
             return
-        names = pc.binary_join_element_wise(rows["scope"], rows["collection"], ".").unique()
-        found = tuple(sorted({*self._collections, *(each for each in names.to_pylist() if each)}))
+        _, names = recording.collections_of(rows)
+        found = tuple(sorted({*self._collections, *names}))
         if len(found) > 1:
             raise ConfigError(
                 f"the topic {self.name} would have documents of {', '.join(found)} under the same"
