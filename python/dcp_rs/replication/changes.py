@@ -505,12 +505,13 @@ class FirstSnapshots:
             .aggregate([("snapshot_end", "min"), ("snapshot_end", "max"), ("epoch", "max")])
         )
         are_first = True
-        for row in ends.to_pylist():
-            first = row["snapshot_end_min"]
+        columns = ("vbucket", "snapshot_end_min", "snapshot_end_max", "epoch_max")
+        rows = zip(*(ends[name].to_pylist() for name in columns), strict=True)
+        for vbucket, first, last, epoch in rows:
             if first is None:
                 continue
-            end = self._ends.setdefault(row["vbucket"], first)
-            if row["epoch_max"] > 0 or not first == row["snapshot_end_max"] == end:
+            end = self._ends.setdefault(vbucket, first)
+            if epoch > 0 or not first == last == end:
                 are_first = False
-                self._ends[row["vbucket"]] = -1
+                self._ends[vbucket] = -1
         return are_first

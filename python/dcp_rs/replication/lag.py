@@ -12,6 +12,7 @@ import time
 from array import array
 from bisect import bisect_right
 from dataclasses import replace
+from itertools import repeat
 from operator import gt
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -135,10 +136,7 @@ class Observed:
     def note(self, lag: Lag) -> None:
         """Takes what nodes report to have now."""
         now = time.monotonic()
-        count = (
-            max((vbucket for own in (lag.high, *lag.read.values()) for vbucket in own), default=-1)
-            + 1
-        )
+        count = max(max(own, default=-1) for own in (lag.high, *lag.read.values())) + 1
         with self._lock:
             self._read = lag.read
             samples = self._samples
@@ -239,10 +237,14 @@ class Observed:
         if not self._samples or not reached:
             return {}
         least = map(min, *reached) if len(reached) > 1 else reached[0]
+        begun, first = self._samples[0]
         found: dict[int, float] = {}
-        for vbucket, (high, done) in enumerate(zip(self._samples[-1][1], least, strict=True)):
+        rows = zip(first, self._samples[-1][1], least, strict=True)
+        for vbucket, (before, high, done) in enumerate(rows):
             if high > done:
-                found[vbucket] = now - self._first_of(vbucket, done)
+                # Most, while a bucket is loaded.
+                at = begun if before > done else self._first_of(vbucket, done)
+                found[vbucket] = now - at
         return found
 
     def _first_of(self, vbucket: int, seqno: int) -> float:
@@ -276,4 +278,4 @@ def aged(progress: Progress, ages: Ages) -> Progress:
 
 
 def _listed(seqnos: Mapping[int, int], count: int) -> array[int]:
-    return array("Q", (seqnos.get(vbucket, 0) for vbucket in range(count)))
+    return array("Q", map(seqnos.get, range(count), repeat(0)))
