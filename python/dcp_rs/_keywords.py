@@ -34,7 +34,9 @@ def check(
     if unknown is not None:
         import difflib
 
-        close = difflib.get_close_matches(unknown, known, 1)
+        close = difflib.get_close_matches(unknown, known, 1) or [
+            name for name in known if unknown in name.split("_")
+        ]
         hint = f"; did you mean {close[0]!r}?" if close else ""
         if others and unknown in others:
             hint = f": {others[unknown]}"

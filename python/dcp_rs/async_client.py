@@ -18,8 +18,16 @@ from typing import (
 )
 
 from dcp_rs import _dcp_rs, _deprecated, _keywords
-from dcp_rs.client import Client, collections_of, connect, plan_of, stream_options
+from dcp_rs.client import (
+    Client,
+    collections_of,
+    connect,
+    plan_of,
+    stream_options,
+    with_nearest,
+)  # fmt: skip
 from dcp_rs.connection import Bucket, connection_options
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import CheckpointStore
 from dcp_rs.stream import ChangeStream
 
@@ -242,7 +250,13 @@ class AsyncClient(Bucket):
             is_stored = isinstance(arguments["start"], CheckpointStore)
             begin = partial(stream_options, dict(arguments), self)
             options, store = await asyncio.to_thread(begin) if is_stored else begin()
-            inner = await _completed(partial(self._inner.stream_async, options))
+            try:
+                inner = await _completed(partial(self._inner.stream_async, options))
+            except ConfigError as error:
+                better = await asyncio.to_thread(with_nearest, self, error)
+                if better is error:
+                    raise
+                raise better from None
             stream = ChangeStream(inner, self.bucket_name)
             if store is not None:
                 try:

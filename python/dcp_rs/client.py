@@ -415,25 +415,33 @@ def _suggesting(bucket: Bucket) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        text, name = str(error), error.value
-        is_unknown = error.option == "collections" and "there is no" in text
-        if not is_unknown or "did you mean" in text or not isinstance(name, str):
+        better = with_nearest(bucket, error)
+        if better is error:
             raise
-        import difflib
+        raise better from None
 
-        there = list(bucket._inner.collections({"collections": None}))  # noqa: SLF001 - as above
-        _, dot, collection = name.partition(".")
-        same = [each for each in there if dot and each.partition(".")[2] == collection]
-        if not dot:
-            there = list(dict.fromkeys(each.partition(".")[0] for each in there))
-        near = [*same, *difflib.get_close_matches(name, there, 1, 0.7)]
-        if not near:
-            raise
-        raise ConfigError(
-            f"{text.removeprefix('collections: ')}; did you mean '{near[0]}'?",
-            option="collections",
-            value=name,
-        ) from None
+
+def with_nearest(bucket: Bucket, error: ConfigError) -> ConfigError:
+    """Returns an error with the nearest collection, if it says that one does not exist."""
+    text, name = str(error), error.value
+    is_unknown = error.option == "collections" and "there is no" in text
+    if not is_unknown or "did you mean" in text or not isinstance(name, str):
+        return error
+    import difflib
+
+    there = list(bucket._inner.collections({"collections": None}))  # noqa: SLF001 - as above
+    _, dot, collection = name.partition(".")
+    same = [each for each in there if dot and each.partition(".")[2] == collection]
+    if not dot:
+        there = list(dict.fromkeys(each.partition(".")[0] for each in there))
+    near = [*same, *difflib.get_close_matches(name, there, 1, 0.7)]
+    if not near:
+        return error
+    return ConfigError(
+        f"{text.removeprefix('collections: ')}; did you mean '{near[0]}'?",
+        option="collections",
+        value=name,
+    )
 
 
 def plan_of(

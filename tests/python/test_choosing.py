@@ -1,5 +1,6 @@
 """Which changes a stream delivers: by key, operation and time."""
 
+import asyncio
 import re
 import time
 from datetime import UTC, datetime, timedelta
@@ -269,6 +270,13 @@ def test_an_unknown_collection_suggests_the_nearest(client, cluster, name, near)
     for read in (client.stream, client.plan, client.collections):
         with pytest.raises(ConfigError, match=f"^collections: there is no {re.escape(near)}$"):
             read(collections=name)
+
+    async def stream():
+        async with await dcp_rs.connect_async(cluster.connection_options) as connected:
+            await connected.stream(collections=name)
+
+    with pytest.raises(ConfigError, match=f"^collections: there is no {re.escape(near)}$"):
+        asyncio.run(stream())
 
 
 def test_a_connection_learns_of_a_collection_that_another_one_was_told_of():

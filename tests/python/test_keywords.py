@@ -23,6 +23,7 @@ from dcp_rs.testing import EmbeddedCluster
         (lambda **given: dcp_rs.Client.stream(None, **given), "collection", "collections"),
         (lambda **given: dcp_rs.Client.stream(None, **given), "untill", "until"),
         (lambda **given: dcp_rs.AsyncClient.stream(None, **given), "untill", "until"),
+        (lambda **given: dcp_rs.replicate(None, "x", **given), "schema", "document_schema"),
         (dcp_rs.BatchPolicy, "max_row", "max_rows"),
         (lambda **given: dcp_rs.DocumentSchema("a INT", **given), "prefixx", "prefix"),
         (PlanOptions, "persisted", "persisted_only"),

@@ -166,5 +166,5 @@ def _no_such_option(error: click.NoSuchOption) -> str:
             "passwords are not accepted on the command line, which others can see: set"
             f" {PASSWORD_VARIABLE}, or use --password-env or --password-file"
         )
-    close = f"; did you mean {' or '.join(error.possibilities)}?" if error.possibilities else ""
+    close = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
     return f"no such option: {name if name.startswith('--') else name[:2]}{close}"
