@@ -17,6 +17,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, NamedTuple
 
 from dcp_rs import _checks
+from dcp_rs._libraries import require
 from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 
@@ -205,6 +206,17 @@ def parse_address(address: str) -> tuple[str, int]:
             value=address,
         )
     return host, int(port)
+
+
+def check_listen(address: str) -> None:
+    """Checks what listening needs: an address and a library.
+
+    Raises:
+        ConfigError: The address is none, or the library is too old.
+        ImportError: The library is not installed.
+    """
+    parse_address(address)
+    require("listen", "prometheus_client.exposition", "prometheus")
 
 
 def check_address(address: str) -> None:

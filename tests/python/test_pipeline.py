@@ -344,7 +344,7 @@ def test_check_finds_a_port_in_use(file, capsys):
 def test_check_finds_that_a_library_is_missing(file, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "prometheus_client.exposition", None)
     status, found = checked(capsys, file("listen = '0'", but=["listen"]))
-    assert (status, found[-1]["status"]) == (1, "failed")
+    assert (status, found[-1]["step"], found[-1]["status"]) == (1, "listen", "failed")
     assert 'pip install "dcp-rs[prometheus]"' in found[-1]["detail"]
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dcp_rs._listener import check_address
+from dcp_rs._listener import check_address, check_listen
 from dcp_rs.cli._output import write
 from dcp_rs.cli._pipeline import called_as_in, file_command, merged, schema
 from dcp_rs.cli._reload import Reload
@@ -93,7 +93,13 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
     with Client(given["connection"]) as client:
         names = list(client.collections(given["reading"].get("collections")))
         yield Finding("read", "collections", "ok", _listed(names))
-        target = scheme_of(given["target"])
+        target, listen = scheme_of(given["target"]), given["listen"]
+        if listen is not None:
+            try:
+                check_listen(listen)
+            except ImportError as error:
+                yield Finding("listen", listen, "failed", str(error))
+                return
         try:
             found = look(client, arguments_of(given))
         except ConfigError:
@@ -102,7 +108,6 @@ def examine(given: dict[str, Any]) -> Iterator[Finding]:
             yield Finding("target", target, "failed", str(error))
             return
         yield Finding("target", target, "ok", found)
-        listen = given["listen"]
         if listen is not None:
             check_address(listen)
             yield Finding("listen", listen, "ok", "is free")

@@ -6,8 +6,7 @@ import threading
 from typing import TYPE_CHECKING, Any, get_args
 
 from dcp_rs import _checks
-from dcp_rs._libraries import require
-from dcp_rs._listener import parse_address
+from dcp_rs._listener import check_listen
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.options import BackfillOrder, Masks, Priority
@@ -98,8 +97,7 @@ def _check(given: Mapping[str, Any]) -> None:
         if given[name] is not None:
             _checks.word(name, given[name], words)
     if given["listen"] is not None:
-        parse_address(given["listen"])
-        require("listen", "prometheus_client.exposition", "prometheus")
+        check_listen(given["listen"])
     if given["stop"] is not None:
         _checks.instance("stop", given["stop"], threading.Event, "a threading.Event")
     if given["on_progress"] is not None and not callable(given["on_progress"]):
