@@ -223,9 +223,11 @@ class DeltaTable:
         """
         found: int | None = self._table.transaction_version(self._application)
         if self.owner not in {None, self._application}:
+            are_queries = {str(self.owner)[:13], self._application[:13]} == {"dcp_rs.spark."}
+            go_on = ", or go on with the checkpoint of its query" if are_queries else ""
             raise ConfigError(
                 f"table {self.location} belongs to {self.owner}, not to "
-                f"{self._application}: use another table",
+                f"{self._application}: use another table{go_on}",
                 option="target",
             )
         if found is None and not self.is_empty:

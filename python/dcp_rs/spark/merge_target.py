@@ -135,8 +135,8 @@ class Target:
         owner = self._owner()
         if owner is not None and owner != self._application:
             raise ConfigError(
-                f"table {self.name} belongs to {owner}, not to {self._application}: "
-                "use another, with a new checkpoint",
+                f"table {self.name} belongs to {owner}, not to {self._application}: go on with the "
+                "checkpoint of its query, or use another table",
                 option=_OPTION,
             )
         if owner is None:
