@@ -47,7 +47,7 @@ class Range(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Upper bound of the number of changes, before de-duplication."""
+        """Upper bound of the number of changes: seqnos, of all collections."""
         return self.to_seqno - self.from_seqno
 
 

@@ -49,8 +49,8 @@ def lag(
     """Show how many seqnos a reader is behind.
 
     Prints the lag of each vBucket and, last, the total, whose vBucket is null. Older versions of
-    documents have seqnos too but are not sent, so there may be fewer changes to come. A replication
-    with --listen also says for how many seconds it has been behind.
+    documents and collections that the reader leaves out have seqnos too, so there may be fewer
+    changes to come. A replication with --listen also says for how many seconds it has been behind.
     """
     with Client(connection) as client:
         # Before the server's seqnos, so that a running reader is not ahead of them.
