@@ -246,8 +246,9 @@ bench-spark: .java .installed-test ## Benchmark Spark from outside: time, proces
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/sessions.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-bench-replicate: .installed-test ## Benchmark the initial load of each replication target; PostgreSQL: ARGS="--postgres URI"
-	@$(PY) benches/replicate/run.py $(ARGS)
+bench-replicate: .installed-test ## Benchmark loads and updates of each replication target; writes docs/performance.json
+	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
+	@$(PY) benches/replicate/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
 long: .java .postgres .kafka .versitygw .iceberg .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)

@@ -26,6 +26,8 @@ class Cost(NamedTuple):
     processor: float
     seconds: float
     commits: int
+    peak: float
+    """MiB of the process."""
 
 
 def measure(
@@ -40,6 +42,10 @@ def measure(
     for number in range(tables):
         cluster.create_collection(f"{_SCOPE}.c{number:03}")
     write(cluster, tables, range(documents))
+    job = {
+        "connection_string": cluster.connection_string, "bucket": cluster.bucket_name,
+        "username": "Administrator", "password": PASSWORD,
+    }  # fmt: skip
     print(f"{documents} documents of 256 B in {tables} collections, medians of {runs} runs")
     print("changes per second of the replicating process's processors (and per second)")
     print(f"{'target':16} {'':8} {f'{tables} tables':>24} {'one table':>24} {'ratio':>6}")
@@ -51,14 +57,15 @@ def measure(
             try:
                 # Those of a database of PostgreSQL stay there, so each run has names of its own.
                 prefix = folders[0].name.replace("-", "_")
-                options = [{"tables": f"{prefix}_{{collection}}"}, {}]
+                all_of = {"collections": f"{_SCOPE}.*"}
+                options = [all_of | {"tables": f"{prefix}_{{collection}}"}, all_of]
                 ready = [url.format(folder=folder) for folder in folders]
                 if name.startswith("postgres"):
                     ready[1] += f"{'&' if '?' in url else '?'}table={prefix}"
                 mode = name.split("-")[1]
-                loads = {at: _replicated(cluster, ready[at], mode, options[at]) for at in order}
+                loads = {at: replicated(job, ready[at], mode, options[at]) for at in order}
                 write(cluster, tables, range(documents))
-                updates = {at: _replicated(cluster, ready[at], mode, options[at]) for at in order}
+                updates = {at: replicated(job, ready[at], mode, options[at]) for at in order}
             finally:
                 for folder in folders:
                     shutil.rmtree(folder)
@@ -94,30 +101,36 @@ def _rates(costs: list[Cost]) -> tuple[float, float]:
     )
 
 
-def _replicated(
-    cluster: dcp_rs.testing.EmbeddedCluster,
-    url: str,
-    mode: str,
-    options: dict[str, Any],
-) -> Cost:
-    """Replicates in a process of its own, so that the cluster's work is not counted."""
+def replicated(job: dict[str, Any], url: str, mode: str, options: dict[str, Any]) -> Cost:
+    """Replicates in a process of its own, so that the cluster's work is not counted.
+
+    Args:
+        job: How to connect.
+        url: The target.
+        mode: As in `dcp_rs.replicate`.
+        options: More of its options.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        return pool.apply(_run, (cluster.connection_string, url, mode, options))
+        return pool.apply(_run, (job, url, mode, options))
 
 
-def _run(connection: str, url: str, mode: Any, options: dict[str, Any]) -> Cost:
+def _run(job: dict[str, Any], url: str, mode: Any, options: dict[str, Any]) -> Cost:
     # What targets import takes a second, which is not to be measured.
     open_target(url)
     with contextlib.suppress(ImportError):
         import pandas as pd  # noqa: F401
     with dcp_rs.connect(
-        connection, bucket="default", username="Administrator", password=PASSWORD
+        job["connection_string"],
+        bucket=job["bucket"],
+        username=job["username"],
+        password=job["password"],
     ) as client:
         begun, processor = time.perf_counter(), time.process_time()
-        done = dcp_rs.replicate(
-            client, url, mode=mode, once=True, collections=f"{_SCOPE}.*", **options
-        )
+        done = dcp_rs.replicate(client, url, mode=mode, once=True, **options)
         spent = time.process_time() - processor
         seconds = time.perf_counter() - begun
     commits = sum(table.commits for table in done.tables.values()) or done.commits
-    return Cost(done.changes, spent, seconds, commits)
+    # What getrusage has is also that of the process that started this one.
+    status = Path("/proc/self/status").read_text()
+    peak = int(status.partition("VmHWM:")[2].split()[0]) / 1024
+    return Cost(done.changes, spent, seconds, commits, peak)

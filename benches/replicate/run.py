@@ -1,13 +1,17 @@
-"""Measures the first load of a bucket into each target of `dcp_rs.replicate`.
+"""Measures the first load of a bucket into each target of `dcp_rs.replicate`, and updates.
 
-For each target: documents per second from the call to its return, compared with writing the same
-rows from in-memory Arrow data with the target's own bulk load. The embedded cluster runs in the
-same process, so its work is included.
+The first load, from a source that writes as a node does and from one that has its packets in
+memory, compared with the target's own bulk load of the same rows from in-memory Arrow data. Updates
+rewrite a tenth of the documents in the embedded cluster, compared with the target's own MERGE of as
+many rows. Sources and replications are processes of their own: processor seconds and memory are the
+replication's.
 
 With `--tables N`, instead: the first load and an update of N tables, each of a collection, compared
 with one table of the same documents, in changes per second of processor time.
 
-Usage: benches/replicate/run.py [--documents N] [--tables N] [--postgres URI] [TARGET ...]
+Usage: benches/replicate/run.py --program PEERS [--documents N] [--runs N] [--postgres URI]
+           [--no-write] [TARGET ...]
+       benches/replicate/run.py --tables N [--documents N] [--runs N] [--postgres URI] [TARGET ...]
 """
 
 from __future__ import annotations
@@ -17,104 +21,90 @@ import json
 import os
 import random
 import shutil
+import statistics
+import subprocess
 import sys
 import tempfile
-import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import dcp_rs
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parent))
 import many
+from bulk import BULK, MERGES, rows_of
+from figures import record
+from many import Cost
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    import pyarrow as pa
+_SOURCES = {"as a node writes": "node", "from memory": "recorded"}
+_VBUCKETS = 64
 
 
 def main() -> None:
-    """Prints a line for each target and mode."""
+    """Measures, and writes the results."""
+    options = _arguments()
+    urls = _urls(options.postgres)
+    chosen = options.targets or list(urls)
+    if options.tables is not None:
+        there = {name: _of_many(name, urls[name], options.postgres) for name in chosen}
+        with dcp_rs.testing.EmbeddedCluster(password=many.PASSWORD) as cluster:
+            many.measure(cluster, options.tables, options.documents, there, options.runs)
+        return
+    machine = subprocess.run(
+        [str(options.program), "machine"], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    before = os.getloadavg()[0]
+    lines = [*_loads(options, urls, chosen), *_updates(options, urls, chosen)]
+    head = (
+        f"`dcp_rs.replicate` of {options.documents:,} documents of 256 B, in rows a second and in "
+        "rows a second of processor time; beside the target's own bulk load and MERGE of Arrow "
+        f"data; medians of {options.runs} runs; {machine}; load {before:.1f} before and "
+        f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
+        '`make bench-replicate ARGS="--postgres URI"`.'
+    )
+    if options.no_write:
+        print("\n".join([head, "", *lines]))
+    else:
+        record("replicate", head, lines)
+
+
+def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
         "targets", nargs="*", metavar="TARGET", help="such as duckdb-table (default: all)"
     )
+    parser.add_argument("--program", type=Path, metavar="PEERS", help="the example `peers`")
     parser.add_argument("--documents", type=int, default=1_000_000)
     parser.add_argument("--tables", type=int, metavar="N", help="compare so many tables with one")
-    parser.add_argument("--runs", type=int, default=3, help="runs of --tables")
+    parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--postgres", metavar="URI", help="database to write to")
+    parser.add_argument("--no-write", action="store_true", help="print the tables instead")
     options = parser.parse_args()
-    cases = _cases(options.postgres)
-    chosen = options.targets or list(cases)
-    if options.tables is not None:
-        urls = {name: _of_many(name, cases[name][0], options.postgres) for name in chosen}
-        with dcp_rs.testing.EmbeddedCluster(password=many.PASSWORD) as cluster:
-            many.measure(cluster, options.tables, options.documents, urls, options.runs)
-        return
-    with dcp_rs.testing.EmbeddedCluster(nodes=2, vbuckets=64) as cluster:
-        _fill(cluster, options.documents)
-        rows = _rows(cluster)
-        print(f"{options.documents} documents of 256 B, {os.cpu_count()} processors")
-        print(f"{'target':16} {'replicate':>12} {'bulk load':>12} {'ratio':>6}")
-        for name in chosen:
-            url, bulk = cases[name]
-            folder = Path(tempfile.mkdtemp(prefix="dcp_rs-bench-"))
-            try:
-                seconds = _replicated(cluster, url.format(folder=folder), name.split("-")[1])
-                own = _timed(lambda bulk=bulk, folder=folder: bulk(rows, folder))
-            finally:
-                shutil.rmtree(folder)
-            each, bulk_each = options.documents / seconds, options.documents / own
-            print(f"{name:16} {each:10.0f}/s {bulk_each:10.0f}/s {each / bulk_each:6.2f}")
+    if options.tables is None and options.program is None:
+        parser.error("--program is needed")
+    return options
 
 
-def _fill(cluster: dcp_rs.testing.EmbeddedCluster, count: int) -> None:
-    chance = random.Random(1)  # noqa: S311 - values to write, not secrets
-    for n in range(count):
-        text = f"{chance.getrandbits(460):0115x}" * 2
-        document = json.dumps({"n": n, "text": text}, separators=(",", ":"))
-        cluster.upsert(f"key_{n:09}", document[:-2] + "x" * (256 - len(document)) + '"}')
-    cluster.persist()
-
-
-def _rows(cluster: dcp_rs.testing.EmbeddedCluster) -> pa.Table:
-    """Returns the rows of a table as passed to a target."""
-    from dcp_rs.replication.changes import Layout
-
-    layout = Layout.of("table", None)
-    with cluster.connect() as client:
-        stream = client.stream(until="now", **layout.options)
-        return layout.rows(stream.read_all(), 1)
-
-
-def _replicated(cluster: dcp_rs.testing.EmbeddedCluster, url: str, mode: Any) -> float:
-    with cluster.connect() as client:
-        return _timed(lambda: dcp_rs.replicate(client, url, mode=mode, once=True))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def _cases(postgres: str | None) -> dict[str, tuple[str, Callable[[pa.Table, Path], object]]]:
-    """Returns the URL and the bulk load of each target."""
-    cases: dict[str, tuple[str, Callable[[pa.Table, Path], object]]] = {
-        "duckdb-table": ("duckdb://{folder}/replica.duckdb", _into_duckdb),
-        "duckdb-log": ("duckdb://{folder}/replica.duckdb", _into_duckdb),
-        "delta-table": ("delta://{folder}/replica", _into_delta),
-        "delta-log": ("delta://{folder}/replica", _into_delta),
-        "parquet-log": ("parquet://{folder}/replica", _into_parquet),
-        "iceberg-log": ("iceberg://{folder}/replica", _into_iceberg),
+def _urls(postgres: str | None) -> dict[str, str]:
+    """Returns the URL of each target, whose mode its name ends with."""
+    found = {
+        "duckdb-table": "duckdb://{folder}/replica.duckdb",
+        "duckdb-log": "duckdb://{folder}/replica.duckdb",
+        "delta-table": "delta://{folder}/replica",
+        "delta-log": "delta://{folder}/replica",
+        "parquet-log": "parquet://{folder}/replica",
+        "iceberg-log": "iceberg://{folder}/replica",
     }
     if postgres is not None:
         mark = "&" if "?" in postgres else "?"
         for mode in ("table", "log"):
-            url = f"{postgres}{mark}table=bench_{mode}_{os.getpid()}"
-            cases[f"postgres-{mode}"] = (url, lambda rows, _: _into_postgres(rows, postgres))
-    return cases
+            found[f"postgres-{mode}"] = f"{postgres}{mark}table=bench_{mode}_{{name}}"
+    return found
 
 
 def _of_many(name: str, url: str, postgres: str | None) -> str:
@@ -122,43 +112,132 @@ def _of_many(name: str, url: str, postgres: str | None) -> str:
     return postgres if postgres is not None and name.startswith("postgres") else url
 
 
-def _into_duckdb(rows: pa.Table, folder: Path) -> None:
-    import duckdb
+def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
+    """Returns a table of first loads."""
+    loads: dict[tuple[str, str], list[Cost]] = {}
+    own: dict[str, list[float]] = {}
+    for source, program in _SOURCES.items():
+        with _serving(options, program) as job:
+            # The first to read has the source forward what it keeps for the next.
+            rows = rows_of(job)
+            for run in range(options.runs + 1):
+                for name in chosen:
+                    with _place(urls[name]) as (url, folder):
+                        cost = many.replicated(job, url, name.split("-")[1], {})
+                        if source == "from memory" and run:
+                            spent = BULK[name.split("-")[0]](rows, folder, options.postgres)
+                            own.setdefault(name, []).append(spent)
+                    if cost.changes != options.documents:
+                        sys.exit(f"{cost.changes} changes came instead of {options.documents}")
+                    print(f"  {run} {name} {source}: {cost}", file=sys.stderr)
+                    if run:
+                        loads.setdefault((name, source), []).append(cost)
+    lines = [
+        "| target | " + "".join(f"{each} | of a core | " for each in _SOURCES) + "peak MiB "
+        "| its own bulk load | of that |",
+        "|---" * (2 * len(_SOURCES) + 4) + "|",
+    ]
+    for name in chosen:
+        cells = [name.replace("-", ", ")]
+        for source in _SOURCES:
+            costs = loads[name, source]
+            cells += [_rate(options.documents, [each.seconds for each in costs])]
+            cells += [_rate(options.documents, [each.processor for each in costs])]
+        last = loads[name, "from memory"]
+        ratio = statistics.median(
+            spent / each.seconds for spent, each in zip(own[name], last, strict=True)
+        )
+        cells += [f"{statistics.median(each.peak for each in last):.0f}"]
+        cells += [_rate(options.documents, own[name]), f"{ratio:.0%}"]
+        lines.append(f"| {' | '.join(cells)} |")
+    return [*lines, ""]
 
-    with duckdb.connect(str(folder / "bulk.duckdb")) as database:
-        database.register("rows", rows)
-        database.execute("CREATE TABLE bulk AS SELECT * FROM rows")
+
+def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
+    """Returns a table of updates."""
+    lines = [
+        "| target | updates of a tenth | of a core | peak MiB | its own MERGE | of that |",
+        "|---|---|---|---|---|---|",
+    ]
+    count = options.documents // 10
+    chance = random.Random(1)  # noqa: S311 - keys to rewrite, not secrets
+    names = [name for name in chosen if name.endswith("-table")]
+    with dcp_rs.testing.EmbeddedCluster(
+        vbuckets=_VBUCKETS,
+        password=many.PASSWORD,
+        limits=dcp_rs.testing.Limits(memory_quota=1 << 40),
+    ) as cluster:
+        _write(cluster, range(options.documents))
+        job = {
+            "connection_string": cluster.connection_string, "bucket": cluster.bucket_name,
+            "username": "Administrator", "password": many.PASSWORD,
+        }  # fmt: skip
+        rows = rows_of(job)
+        for name in names:
+            with _place(urls[name]) as (url, folder):
+                merge = MERGES[name.split("-")[0]](rows, folder, options.postgres)
+                many.replicated(job, url, "table", {})
+                costs, own = [], []
+                for run in range(options.runs + 1):
+                    _write(cluster, chance.sample(range(options.documents), count))
+                    cost = many.replicated(job, url, "table", {})
+                    part = rows.take(sorted(chance.sample(range(options.documents), count)))
+                    spent = merge(part)
+                    print(f"  {run} {name} updates: {cost}, MERGE {spent:.2f} s", file=sys.stderr)
+                    if cost.changes != count:
+                        sys.exit(f"{cost.changes} changes came instead of {count}")
+                    if run:
+                        costs.append(cost)
+                        own.append(spent)
+            ratio = statistics.median(
+                spent / each.seconds for spent, each in zip(own, costs, strict=True)
+            )
+            lines.append(
+                f"| {name.split('-')[0]} | {_rate(count, [each.seconds for each in costs])} | "
+                f"{_rate(count, [each.processor for each in costs])} | "
+                f"{statistics.median(each.peak for each in costs):.0f} | {_rate(count, own)} | "
+                f"{ratio:.0%} |"
+            )
+    return lines
 
 
-def _into_postgres(rows: pa.Table, uri: str) -> None:
-    import adbc_driver_postgresql.dbapi as adbc
-
-    with adbc.connect(uri) as connection:
-        with connection.cursor() as cursor:
-            cursor.adbc_ingest(f"bulk_{os.getpid()}", rows, mode="replace")
-        connection.commit()
+def _rate(count: int, seconds: list[float]) -> str:
+    return f"{count / statistics.median(seconds):,.0f}"
 
 
-def _into_delta(rows: pa.Table, folder: Path) -> None:
-    import deltalake
+@contextmanager
+def _serving(options: argparse.Namespace, source: str) -> Iterator[dict[str, Any]]:
+    """Runs a source; returns how to read from it."""
+    command = [str(options.program), source, str(options.documents), "256", str(_VBUCKETS)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as process:
+        text = process.stdout.readline() if process.stdout else ""
+        if not text:
+            sys.exit(f"the source failed with {process.wait()}")
+        try:
+            yield json.loads(text)
+        finally:
+            process.communicate()
 
-    deltalake.write_deltalake(str(folder / "bulk"), rows)
+
+@contextmanager
+def _place(url: str) -> Iterator[tuple[str, Path]]:
+    """Returns a URL of its own, and a folder beside."""
+    folder = Path(tempfile.mkdtemp(prefix="dcp_rs-bench-"))
+    try:
+        yield url.format(folder=folder, name=folder.name.rpartition("-")[2].lower()), folder
+    finally:
+        shutil.rmtree(folder)
 
 
-def _into_parquet(rows: pa.Table, folder: Path) -> None:
-    import pyarrow.parquet as pq
-
-    pq.write_table(rows, folder / "bulk.parquet", compression="zstd")
-
-
-def _into_iceberg(rows: pa.Table, folder: Path) -> None:
-    import pyarrow as pa
-    from pyiceberg.catalog.sql import SqlCatalog
-
-    catalog = SqlCatalog("bulk", uri=f"sqlite:///{folder}/bulk.db", warehouse=f"file://{folder}")
-    catalog.create_namespace("bulk")
-    nullable = pa.schema([field.with_nullable(True) for field in rows.schema])
-    catalog.create_table("bulk.rows", nullable).append(rows.cast(nullable))
+def _write(cluster: dcp_rs.testing.EmbeddedCluster, numbers: Any) -> None:
+    """Writes documents of 256 B."""
+    chance = random.Random(1)  # noqa: S311 - values to write, not secrets
+    texts = [f"{chance.getrandbits(460):0115x}" * 2 for _ in range(256)]
+    for n in numbers:
+        document = json.dumps({"n": n, "text": texts[n % 256]}, separators=(",", ":"))
+        cluster.upsert(f"key_{n:09}", document[:-2] + "x" * (256 - len(document)) + '"}')
+    cluster.persist()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,168 @@
+"""What each target does by itself with the rows of a replication: a bulk load, and a MERGE."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from typing import TYPE_CHECKING, Any
+
+import dcp_rs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    Bulk = Callable[[pa.Table, Path, str | None], float]
+    Merge = Callable[[pa.Table], float]
+
+
+def rows_of(job: dict[str, Any]) -> pa.Table:
+    """Returns the rows of a table as passed to a target."""
+    from dcp_rs.replication.changes import Layout
+
+    layout = Layout.of("table", None)
+    with dcp_rs.connect(
+        job["connection_string"],
+        bucket=job["bucket"],
+        username=job["username"],
+        password=job["password"],
+    ) as client:
+        stream = client.stream(until="now", **layout.options)
+        return layout.rows(stream.read_all(), 1).combine_chunks()
+
+
+def _timed(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _into_duckdb(rows: pa.Table, folder: Path, _: str | None) -> float:
+    import duckdb
+
+    def load() -> None:
+        with duckdb.connect(str(folder / "bulk.duckdb")) as database:
+            database.register("rows", rows)
+            database.execute("CREATE TABLE bulk AS SELECT * FROM rows")
+
+    return _timed(load)
+
+
+def _into_postgres(rows: pa.Table, folder: Path, uri: str | None) -> float:
+    import adbc_driver_postgresql.dbapi as adbc
+
+    def load() -> None:
+        with adbc.connect(str(uri)) as connection:
+            with connection.cursor() as cursor:
+                cursor.adbc_ingest(f"bulk_{folder.name[-8:].lower()}", rows, mode="replace")
+            connection.commit()
+
+    return _timed(load)
+
+
+def _into_delta(rows: pa.Table, folder: Path, _: str | None) -> float:
+    import deltalake
+
+    return _timed(lambda: deltalake.write_deltalake(str(folder / "bulk"), rows))
+
+
+def _into_parquet(rows: pa.Table, folder: Path, _: str | None) -> float:
+    import pyarrow.parquet as pq
+
+    return _timed(lambda: pq.write_table(rows, folder / "bulk.parquet", compression="zstd"))
+
+
+def _into_iceberg(rows: pa.Table, folder: Path, _: str | None) -> float:
+    import pyarrow as pa
+    from pyiceberg.catalog.sql import SqlCatalog
+
+    def load() -> None:
+        uri = f"sqlite:///{folder}/bulk.db"
+        catalog = SqlCatalog("bulk", uri=uri, warehouse=f"file://{folder}")
+        catalog.create_namespace("bulk")
+        nullable = pa.schema([field.with_nullable(True) for field in rows.schema])
+        catalog.create_table("bulk.rows", nullable).append(rows.cast(nullable))
+
+    return _timed(load)
+
+
+BULK: dict[str, Bulk] = {
+    "duckdb": _into_duckdb,
+    "delta": _into_delta,
+    "parquet": _into_parquet,
+    "iceberg": _into_iceberg,
+    "postgres": _into_postgres,
+}
+
+# A document is told by its collection and key.
+_SAME = "old.collection_id = new.collection_id AND old.key = new.key"
+
+
+def _merging_duckdb(rows: pa.Table, folder: Path, _: str | None) -> Merge:
+    import duckdb
+
+    path = str(folder / "merged.duckdb")
+    with duckdb.connect(path) as database:
+        database.register("rows", rows)
+        database.execute("CREATE TABLE merged AS SELECT * FROM rows")
+
+    def merge(part: pa.Table) -> None:
+        with duckdb.connect(path) as database:
+            database.register("part", part)
+            database.execute(
+                f"MERGE INTO merged AS old USING part AS new ON {_SAME}"
+                " WHEN MATCHED THEN UPDATE WHEN NOT MATCHED THEN INSERT"
+            )
+
+    return lambda part: _timed(lambda: merge(part))
+
+
+def _merging_postgres(rows: pa.Table, _: Path, uri: str | None) -> Merge:
+    import adbc_driver_postgresql.dbapi as adbc
+
+    name = f"merged_{uuid.uuid4().hex[:8]}"
+    with adbc.connect(str(uri)) as connection:
+        with connection.cursor() as cursor:
+            cursor.adbc_ingest(name, rows, mode="create")
+            cursor.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (collection_id, key)")
+        connection.commit()
+    others = [each for each in rows.column_names if each not in {"collection_id", "key"}]
+    sets = ", ".join(f'"{each}" = new."{each}"' for each in others)
+    names = ", ".join(f'"{each}"' for each in rows.column_names)
+    values = ", ".join(f'new."{each}"' for each in rows.column_names)
+
+    def merge(part: pa.Table) -> None:
+        with adbc.connect(str(uri)) as connection:
+            with connection.cursor() as cursor:
+                cursor.adbc_ingest(f"{name}_part", part, mode="create", temporary=True)
+                cursor.execute(
+                    f"MERGE INTO {name} AS old USING {name}_part AS new ON {_SAME}"  # noqa: S608 - its own names
+                    f" WHEN MATCHED THEN UPDATE SET {sets}"
+                    f" WHEN NOT MATCHED THEN INSERT ({names}) VALUES ({values})"
+                )
+            connection.commit()
+
+    return lambda part: _timed(lambda: merge(part))
+
+
+def _merging_delta(rows: pa.Table, folder: Path, _: str | None) -> Merge:
+    import deltalake
+
+    path = str(folder / "merged")
+    deltalake.write_deltalake(path, rows)
+
+    def merge(part: pa.Table) -> None:
+        table = deltalake.DeltaTable(path)
+        merger = table.merge(part, _SAME, source_alias="new", target_alias="old")
+        merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+    return lambda part: _timed(lambda: merge(part))
+
+
+MERGES: dict[str, Callable[[pa.Table, Path, str | None], Merge]] = {
+    "duckdb": _merging_duckdb,
+    "delta": _merging_delta,
+    "postgres": _merging_postgres,
+}
