@@ -50,6 +50,23 @@ def _into_duckdb(rows: pa.Table, folder: Path, _: str | None) -> float:
     return _timed(load)
 
 
+def _lake(folder: Path, name: str) -> Any:
+    """Opens a DuckLake of its own."""
+    from dcp_rs.replication.ducklake_catalogs import Lake
+    from dcp_rs.replication.target import Address
+
+    return Lake(Address.parse(f"ducklake+sqlite:///{folder}/{name}.db")).connect()
+
+
+def _into_ducklake(rows: pa.Table, folder: Path, _: str | None) -> float:
+    def load() -> None:
+        with _lake(folder, "bulk") as lake:
+            lake.register("rows", rows)
+            lake.execute("CREATE TABLE bulk AS SELECT * FROM rows")
+
+    return _timed(load)
+
+
 def _into_postgres(rows: pa.Table, folder: Path, uri: str | None) -> float:
     import adbc_driver_postgresql.dbapi as adbc
 
@@ -90,6 +107,7 @@ def _into_iceberg(rows: pa.Table, folder: Path, _: str | None) -> float:
 
 BULK: dict[str, Bulk] = {
     "duckdb": _into_duckdb,
+    "ducklake": _into_ducklake,
     "delta": _into_delta,
     "parquet": _into_parquet,
     "iceberg": _into_iceberg,
@@ -103,13 +121,20 @@ _SAME = "old.collection_id = new.collection_id AND old.key = new.key"
 def _merging_duckdb(rows: pa.Table, folder: Path, _: str | None) -> Merge:
     import duckdb
 
-    path = str(folder / "merged.duckdb")
-    with duckdb.connect(path) as database:
+    return _merging_by_duckdb(rows, lambda: duckdb.connect(str(folder / "merged.duckdb")))
+
+
+def _merging_ducklake(rows: pa.Table, folder: Path, _: str | None) -> Merge:
+    return _merging_by_duckdb(rows, lambda: _lake(folder, "merged"))
+
+
+def _merging_by_duckdb(rows: pa.Table, connect: Callable[[], Any]) -> Merge:
+    with connect() as database:
         database.register("rows", rows)
         database.execute("CREATE TABLE merged AS SELECT * FROM rows")
 
     def merge(part: pa.Table) -> None:
-        with duckdb.connect(path) as database:
+        with connect() as database:
             database.register("part", part)
             database.execute(
                 f"MERGE INTO merged AS old USING part AS new ON {_SAME}"
@@ -163,6 +188,7 @@ def _merging_delta(rows: pa.Table, folder: Path, _: str | None) -> Merge:
 
 MERGES: dict[str, Callable[[pa.Table, Path, str | None], Merge]] = {
     "duckdb": _merging_duckdb,
+    "ducklake": _merging_ducklake,
     "delta": _merging_delta,
     "postgres": _merging_postgres,
 }

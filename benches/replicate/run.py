@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,6 +101,9 @@ def _urls(postgres: str | None) -> dict[str, str]:
         "parquet-log": "parquet://{folder}/replica",
         "iceberg-log": "iceberg://{folder}/replica",
     }
+    if find_spec("duckdb_extension_ducklake") is not None:
+        for mode in ("table", "log"):
+            found[f"ducklake-{mode}"] = "ducklake+sqlite:///{folder}/replica.db"
     if postgres is not None:
         mark = "&" if "?" in postgres else "?"
         for mode in ("table", "log"):
