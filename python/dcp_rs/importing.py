@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _LARGEST_FILE = 64 << 20
 _U64 = (1 << 64) - 1
+# No bucket has more vBuckets.
+_LAST = 1023
 _UUID = re.compile("[0-9a-f]{32}")
 _GO_DCP_KEY = re.compile(r"_connector:cbgo:.*:checkpoint:(\d{1,5})")
 
@@ -249,7 +251,7 @@ def _json_of(text: str) -> Any:
 
 def _vbucket(name: object) -> int:
     text = str(name)
-    if not text.isascii() or not text.isdigit() or str(int(text[:6])) != text or int(text) > 0xFFFF:
+    if not text.isascii() or not text.isdigit() or str(int(text[:6])) != text or int(text) > _LAST:
         raise _damaged(f"{text[:20]!r} is no vBucket")
     return int(text)
 

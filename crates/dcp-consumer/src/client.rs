@@ -418,7 +418,19 @@ impl Client {
     ) -> Result<Checkpoint, Error> {
         match start {
             Start::Checkpoint(given) => {
-                Ok(given.narrowed_to(self.bucket_uuid(), filter, manifest)?)
+                let given = given.narrowed_to(self.bucket_uuid(), filter, manifest)?;
+                let num_vbuckets = self.num_vbuckets();
+                let beyond = given.positions().map(|(vbid, _)| vbid).find(|v| v.0 >= num_vbuckets);
+                match beyond {
+                    None => Ok(given),
+                    Some(vbid) => {
+                        let message = format!(
+                            "the checkpoint has a position of {vbid}, and the bucket has \
+                             {num_vbuckets} vBuckets: start without a checkpoint"
+                        );
+                        Err(Error::new(ErrorKind::Checkpoint, message).with_vbid(vbid))
+                    }
+                }
             }
             _ => Ok(Checkpoint::new(self.bucket_uuid(), filter.clone())),
         }

@@ -388,9 +388,13 @@ async fn checkpoint_that_is_not_of_this_bucket_is_refused() {
     let error = client.stream(options(start, End::Now), Rows::default).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Checkpoint, "{error}");
 
-    // Right bucket, right branch, and more changes than there are: a restored copy.
     let client = connect(&one).await;
     let mut position = checkpoint.position(Vbid(2)).unwrap().clone();
+    let beyond = Start::Checkpoint(checkpoint.clone().with_position(Vbid(4), position.clone()));
+    let error = client.stream(options(beyond, End::Now), Rows::default).await.unwrap_err();
+    assert_eq!((error.kind(), error.vbid()), (ErrorKind::Checkpoint, Some(Vbid(4))), "{error}");
+
+    // Right bucket, right branch, and more changes than there are: a restored copy.
     position.seqno.0 += 100;
     position.snapshot.end.0 += 100;
     let ahead = Start::Checkpoint(checkpoint.with_position(Vbid(2), position));
