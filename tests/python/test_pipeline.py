@@ -128,6 +128,19 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monk
     assert made["lake"].exists()
 
 
+def test_a_variable_that_is_wrong_is_named(file, monkeypatch, capsys):
+    # Kubernetes sets some for a service of the name.
+    monkeypatch.setenv("DCP_RS_SERVICE_HOST", "10.0.0.1")
+    assert run("run", file(), "--once") == 0
+    monkeypatch.setenv("DCP_RS_COMMIT_INTERVAL", "5s")
+    assert run("run", file(), "--once") == 2
+    assert "Invalid value for DCP_RS_COMMIT_INTERVAL" in capsys.readouterr().err
+    monkeypatch.setenv("DCP_RS_TARGTE", "duckdb:///x.duckdb")
+    assert run("check", file()) == 1
+    told = "DCP_RS_TARGTE: there is no such variable: did you mean DCP_RS_TARGET?"
+    assert told in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("more", "told"),
     [

@@ -34,6 +34,8 @@ _TABLES = "tables"
 # A list of KEY=VALUE on the command line.
 _STORAGE = "storage_options"
 _META = "dcp_rs.cli.pipeline"
+# Of the variables that win over a file.
+_PREFIX = "DCP_RS"
 _MOST_BYTES = 1024 * 1024
 _SOURCES = (click.core.ParameterSource.COMMANDLINE, click.core.ParameterSource.ENVIRONMENT)
 
@@ -344,7 +346,28 @@ def _every_key() -> Iterator[tuple[str, str, click.Parameter]]:
                 yield f"{where}{secret}", secret, keys[of]
 
 
+def _check_variables() -> None:
+    """Refuses misspelt variables.
+
+    Others of the prefix pass: Kubernetes sets some for a service of that name.
+
+    Raises:
+        ConfigError: One is nearly an option.
+    """
+    known = [str(each.name).upper() for each in PARAMETERS]
+    for name in os.environ:
+        option = name.removeprefix(f"{_PREFIX}_")
+        if option in known or option == name:
+            continue
+        near = difflib.get_close_matches(option, known, 1, 0.8)
+        if near:
+            raise ConfigError(
+                f"there is no such variable: did you mean {_PREFIX}_{near[0]}?", option=name
+            )
+
+
 def _load(context: click.Context, _parameter: click.Parameter, path: str) -> Path:
+    _check_variables()
     file = File(Path(path))
     context.meta[_META], context.default_map = file, file.values
     return file.path
@@ -353,7 +376,7 @@ def _load(context: click.Context, _parameter: click.Parameter, path: str) -> Pat
 def file_command(**settings: Any) -> Callable[[Callable[..., Any]], click.Command]:
     """Makes a command that takes a pipeline file, and options that win over it."""
     argument = click.Argument(["file"], metavar="FILE", is_eager=True, callback=_load)
-    context_settings = {"auto_envvar_prefix": "DCP_RS"}
+    context_settings = {"auto_envvar_prefix": _PREFIX}
 
     def make(function: Callable[..., Any]) -> click.Command:
         passing = click.pass_context(function)

@@ -149,6 +149,10 @@ def _refuse(error: click.UsageError) -> None:
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         print(error.format_message(), file=sys.stderr)
         return
+    if isinstance(error, click.BadParameter) and error.ctx is not None and error.param is not None:
+        source = error.ctx.get_parameter_source(str(error.param.name))
+        if source is click.core.ParameterSource.ENVIRONMENT:
+            error.param_hint = f"{error.ctx.auto_envvar_prefix}_{str(error.param.name).upper()}"
     message = error.format_message()
     if isinstance(error, click.NoSuchOption):
         message = _no_such_option(error)
