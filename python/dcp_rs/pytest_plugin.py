@@ -24,6 +24,18 @@ def pytest_configure(config: pytest.Config) -> None:
     )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuses the mark on a test without a cluster of its own, where it would do nothing."""
+    for item in items:
+        fixtures = getattr(item, "fixturenames", ())
+        is_shared = "couchbase_session_cluster" in fixtures and "couchbase_cluster" not in fixtures
+        if is_shared and item.get_closest_marker("couchbase") is not None:
+            raise pytest.UsageError(
+                f"{item.nodeid}: the mark couchbase is for couchbase_cluster: the options of"
+                " couchbase_session_cluster are in the fixture couchbase_session_options"
+            )
+
+
 @pytest.fixture
 def couchbase_cluster(request: pytest.FixtureRequest) -> Iterator[EmbeddedCluster]:
     """An embedded Couchbase cluster with an empty bucket, closed after the test.

@@ -54,6 +54,24 @@ def test_the_fixture_gives_each_test_a_cluster_with_its_options(tmp_path):
     assert "2 passed" in done.stdout
 
 
+SHARED = """
+import pytest
+
+
+@pytest.mark.couchbase(nodes=2)
+def test_a_mark_that_would_do_nothing(couchbase_session_cluster):
+    pass
+"""
+
+
+def test_the_mark_is_refused_where_the_cluster_is_shared(tmp_path):
+    done = run(tmp_path, SHARED)
+    assert done.returncode == 4, done.stdout
+    assert "test_a_mark_that_would_do_nothing: the mark couchbase is for couchbase_cluster" in (
+        done.stdout + done.stderr
+    )
+
+
 UNNAMED = """
 import pytest
 
