@@ -427,6 +427,10 @@ def with_nearest(bucket: Bucket, error: ConfigError) -> ConfigError:
     is_unknown = error.option == "collections" and "there is no" in text
     if not is_unknown or "did you mean" in text or not isinstance(name, str):
         return error
+    if "," in name:
+        # No name has one.
+        text = f"{text.removeprefix('collections: ')}; pass several as a list"
+        return ConfigError(text, option="collections", value=name)
     import difflib
 
     there = list(bucket._inner.collections({"collections": None}))  # noqa: SLF001 - as above

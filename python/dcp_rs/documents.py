@@ -72,8 +72,19 @@ def as_ddl(schema: object) -> str | None:
         return None
     if isinstance(schema, str):
         _checks.utf8(_OPTION, schema)
+        if schema.strip().lower() == "infer":
+            raise ConfigError(
+                "is inferred by dcp_rs.replicate alone: dcp-rs schema prints what it would be",
+                option=_OPTION,
+            )
         return schema
     if not hasattr(schema, "__arrow_c_schema__"):
+        if isinstance(schema, dict):
+            raise ConfigError(
+                "is one for all documents: pass those of collections to dcp_rs.replicate as"
+                " tables={pattern: {...}}",
+                option=_OPTION,
+            )
         raise _checks.wrong_type(_OPTION, schema, "text or a pyarrow.Schema")
     pa = require_pyarrow(_OPTION)
     # Through the C interface, a name would end at a NUL.

@@ -262,6 +262,7 @@ def test_patterns_that_match_nothing_ever_are_refused(client, names, says):
         ("orders", "collection '_default.orders' in the bucket; did you mean 'shop.orders'?"),
         ("shp.*", "scope 'shp' in the bucket; did you mean 'shop'?"),
         ("quite.another", "collection 'quite.another' in the bucket"),
+        ("a.b,c", "collection 'a.b,c' in the bucket; pass several as a list"),
     ],
 )
 def test_an_unknown_collection_suggests_the_nearest(client, cluster, name, near):

@@ -160,7 +160,7 @@ def test_what_a_format_string_may_not_name_is_refused(run):
 @pytest.mark.parametrize("name", ["name", "nme", "foo"])
 def test_a_column_that_only_a_schema_can_add_is_refused_with_its_option(run, name):
     shown = run("cat", "--columns", f"key,{name}", status=1).decode()
-    hint = "for a field of documents, set a document schema"
+    hint = "a field of documents needs a document schema that declares it"
     assert shown == f'dcp-rs: --columns: there is no column "{name}": {hint}\n'
     shown = run("cat", "--columns", "key,nmae", "--document-schema", "name STRING", status=1)
     assert shown.endswith(b'; did you mean "name"?\n')

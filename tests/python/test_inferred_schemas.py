@@ -306,6 +306,14 @@ def test_tables_have_options_of_their_own(cluster, written, tmp_path):
     assert bytes(replica.rows("images")[0]["_malformed"]) == b"\x00"
 
 
+@pytest.mark.usefixtures("written")
+def test_a_start_without_the_option_is_told_that_columns_were_inferred(cluster, tmp_path):
+    replica = replicas.OfMany(replicas.InDuckDB(tmp_path), "duckdb", "table")
+    replicas.replicate(cluster, replica, document_schema="infer")
+    with pytest.raises(ConfigError, match="keep them, or infer if they were inferred"):
+        replicas.replicate(cluster, replica)
+
+
 def test_documents_that_are_no_objects_are_kept_beside_the_columns(cluster, written, replica):
     cluster.upsert("image", b"\x00\xff", collection="shop.orders")
     cluster.upsert("list", [1], collection="shop.orders")

@@ -111,6 +111,12 @@ def test_a_line_says_what_waits_for_a_commit():
     assert "committed" not in Line()(of_tables({}))
 
 
+def test_a_line_does_not_say_how_long_it_takes_while_the_target_is_unavailable():
+    progress = dataclasses.replace(of_tables({}), lag=21)
+    assert "21 behind, 4 s left" in Line()(progress)
+    assert "left" not in Line()(dataclasses.replace(progress, phase="target unavailable"))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_it_with_everything_committed_that_was_read(cluster, start, replica, number):
     written = Written(cluster)

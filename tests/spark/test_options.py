@@ -159,6 +159,8 @@ def test_values_are_text_or_of_their_type(name, given, field, parsed):
         ("collections", "a,,b"),
         ("collections", 5),
         ("startingOffsets", "yesterday"),
+        ("startingOffsets", '{"0": 3}'),
+        ("endingOffsets", "[3]"),
         ("username", 5),
     ],
 )

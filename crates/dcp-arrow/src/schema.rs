@@ -296,7 +296,7 @@ impl Column {
 fn hint(nearest: Option<&str>) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean {nearest:?}?"),
-        None => ": for a field of documents, set a document schema".to_owned(),
+        None => ": a field of documents needs a document schema that declares it".to_owned(),
     }
 }
 

@@ -161,7 +161,9 @@ def _start(text: str) -> str | Checkpoint:
     if text in {"earliest", "latest"}:
         return text
     if not Path(text).exists():
-        raise click.BadParameter(f"{text!r} is not earliest, latest or a file with a checkpoint")
+        raise click.BadParameter(
+            f"there is no file {text!r}: give earliest, latest or a file with a checkpoint"
+        )
     return Checkpoint.load(text)
 
 

@@ -321,7 +321,8 @@ class Line:
             ]
             if progress.lag_seconds is not None and progress.lag_seconds >= 1:
                 parts.append(f"oldest {progress.lag_seconds:.0f} s")
-            if progress.seconds_left is not None and progress.lag:
+            is_away = progress.phase == "target unavailable"
+            if progress.seconds_left is not None and progress.lag and not is_away:
                 parts.append(f"{progress.seconds_left:.0f} s left")
         parts += [f"{progress.malformed} malformed"] if progress.malformed else []
         parts += [f"{progress.rejected} rejected"] if progress.rejected else []

@@ -286,9 +286,10 @@ def check_use(state: State | None, schema: pa.Schema, mode: Mode) -> None:
             option="on_malformed",
         )
     if lost and mode == "table":
+        infer = "" if state.decision is None else ", or infer if they were inferred"
         raise ConfigError(
             f"lacks {', '.join(lost)}, which the table has and which would no"
-            " longer be updated: keep it, or replicate to a new table",
+            f" longer be updated: keep them{infer}, or replicate to a new table",
             option="document_schema",
         )
 

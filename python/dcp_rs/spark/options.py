@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -563,6 +564,24 @@ def _metadata(name: str, value: object) -> str:
     return word
 
 
+def check_offsets(name: str, text: str) -> None:
+    """Checks that text is what `dcp_rs.spark.partitions` returns as `end`, or a checkpoint.
+
+    Raises:
+        ConfigError: It is something else, such as Kafka's offsets. What is damaged passes.
+    """
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError):
+        return
+    if not isinstance(given, dict) or not given.keys() & {"s", "format"}:
+        raise ConfigError(
+            "is neither the end of an earlier read, as dcp_rs.spark.partitions returns it, nor a"
+            " checkpoint: seqnos alone do not say which history they are of",
+            option=name,
+        )
+
+
 def _offsets(*words: str) -> _Parser:
     def parse(name: str, value: object) -> str:
         text = _text(name, value).strip()
@@ -570,6 +589,7 @@ def _offsets(*words: str) -> _Parser:
             return text.lower()
         if not text.startswith("{"):
             raise _wrong(name, value, f"{', '.join(words)} or offsets as JSON")
+        check_offsets(name, text)
         return text
 
     return parse

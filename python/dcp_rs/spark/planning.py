@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dcp_rs
-from dcp_rs import _deprecated
+from dcp_rs import _checks, _deprecated
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.planner import unreached
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError
-from dcp_rs.spark.options import ReadOptions, options_as_written
+from dcp_rs.spark.options import ReadOptions, check_offsets, options_as_written
 from dcp_rs.spark.partition import Partitions
 
 if TYPE_CHECKING:
@@ -62,6 +62,9 @@ def partitions(
             'start is None, as the end is of a read without start: pass "earliest" the first time,'
             " and then the end of that read"
         )
+    _checks.text("start", start)
+    if start != "earliest":
+        check_offsets("start", start)
     with Driver(parsed) as driver:
         begin = _start(driver, start)
         end = driver.end(begin, parsed.max_offsets_per_trigger)

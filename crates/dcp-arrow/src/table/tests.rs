@@ -81,7 +81,9 @@ fn column_names_that_are_unknown_are_named_in_the_error() {
     for name in ["name", "nme", "foo", ""] {
         assert_eq!(
             error(named(&[name])),
-            format!("there is no column {name:?}: for a field of documents, set a document schema")
+            format!(
+                "there is no column {name:?}: a field of documents needs a document schema that declares it"
+            )
         );
     }
     assert_eq!(error(named(&["op", "op"])), "\"op\" is named twice");

@@ -73,6 +73,7 @@ fn quoted_name(text: &str) -> Result<(Box<str>, &str), String> {
 
 fn wrong(rest: &str) -> String {
     let at = match rest.chars().next() {
+        Some(',') => return "has several paths: give each by itself".to_owned(),
         Some(char) => format!("at {char:?}"),
         None => "at its end".to_owned(),
     };
