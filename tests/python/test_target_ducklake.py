@@ -1,6 +1,7 @@
 """DuckLakes: read while they are written, changed by others, and opened by mistake."""
 
 import contextlib
+from types import SimpleNamespace
 from urllib.parse import quote
 
 import duckdb
@@ -10,7 +11,7 @@ import pytest
 import dcp_rs
 import replicas
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
-from dcp_rs.replication import ducklake_catalogs, open_database, open_target
+from dcp_rs.replication import ducklake_catalogs, open_database, open_target, storage
 from dcp_rs.replication.ducklake import DuckLakeTarget
 from dcp_rs.replication.target import Address
 from postgres_server import PostgresServer
@@ -359,6 +360,22 @@ def test_the_files_of_a_lake_may_be_in_s3(cluster, lake, s3_bucket):
         found = database.sql("FROM lake.documents").to_arrow_table().to_pylist()
     assert replicas.as_documents(found) == written.documents()
     assert not list(lake.files())
+
+
+@pytest.mark.ducklake
+def test_a_start_asks_a_storage_that_throttles_again(cluster, stored, tmp_path, monkeypatch):
+    lake, paused = replicas.InStoredDuckLake(stored, tmp_path), []
+
+    def sleep(seconds):
+        paused.append(seconds)
+        stored.faults.set(refuse=None)
+
+    monkeypatch.setattr(storage, "time", SimpleNamespace(sleep=sleep))
+    stored.faults.set(refuse=[503, "SlowDown"])
+    written = fill(cluster)
+    replicate(cluster, lake)
+    assert len(paused) == 1
+    assert lake.documents() == written.documents()
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import dcp_rs
 import iceberg_tables as tables
 import replicas
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError
-from dcp_rs.replication import iceberg, iceberg_attempt, iceberg_catalogs
+from dcp_rs.replication import iceberg, iceberg_attempt, storage
 from dcp_rs.replication.iceberg import IcebergTarget
 from dcp_rs.replication.target import Address
 
@@ -380,7 +380,7 @@ class Failing:
 
         monkeypatch.setattr(iceberg, "_PAUSES", (0.01, 0.01, 0.01, 0.0))
         monkeypatch.setattr(iceberg_attempt, "_PAUSES", (0.0, 0.01, 0.01))
-        monkeypatch.setattr(iceberg_catalogs, "_PAUSES", (0.01, 0.01))
+        monkeypatch.setattr(storage, "_PAUSES", (0.01, 0.01))
         monkeypatch.setattr(SqlCatalog, "load_table", loading)
         monkeypatch.setattr(SqlCatalog, "commit_table", committing)
 

@@ -14,7 +14,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.duckdb_file import DatabaseFile, quiet
 from dcp_rs.replication.outage import Unreachable, is_passing
 from dcp_rs.replication.postgres.target import check_host
-from dcp_rs.replication.storage import Storage
+from dcp_rs.replication.storage import Storage, refusing, trying
 
 if TYPE_CHECKING:
     from dcp_rs.replication.target import Address
@@ -195,13 +195,12 @@ class Lake(DatabaseFile):
         Raises:
             ConfigError: It cannot be used.
         """
-        place = Storage(self._data, self._storage.options)
-        try:
+        place, look = Storage(self._data, self._storage.options), "SELECT 1 FROM glob(?) LIMIT 1"
+        with refusing(place):
             if self._storage.options:
                 connection.execute(f"CREATE SECRET ({self._secret})")
-            connection.execute("SELECT 1 FROM glob(?) LIMIT 1", [f"{self._data}/*"])
-        except self._duckdb.Error as error:
-            raise place.refused(error) from None
+        # DuckDB repeats other requests, but not one that lists.
+        trying(place, lambda: connection.execute(look, [f"{self._data}/*"]))
 
     def __str__(self) -> str:
         return self._storage.url

@@ -13,7 +13,7 @@ from dcp_rs._logging import about
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import iceberg_states as states
 from dcp_rs.replication.iceberg_attempt import Attempt, Unsettled
-from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of, trying
+from dcp_rs.replication.iceberg_catalogs import CUT, NO_TABLES, catalog_of
 from dcp_rs.replication.iceberg_rules import (
     as_iceberg,
     check_table,
@@ -24,6 +24,7 @@ from dcp_rs.replication.iceberg_rules import (
 )
 from dcp_rs.replication.outage import is_passing
 from dcp_rs.replication.rejects import SCHEMA, SUFFIX, name_taken
+from dcp_rs.replication.storage import trying
 from dcp_rs.replication.target import make_folder, overtaken, refuse_variants
 
 if TYPE_CHECKING:

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import socket
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from dcp_rs._libraries import require
-from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.outage import Unreachable, is_passing
-from dcp_rs.replication.storage import SCHEMES, Storage
+from dcp_rs.replication.storage import SCHEMES, Storage, trying
 from dcp_rs.replication.target import NO_HISTORY
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from dcp_rs.replication.state import Mode
     from dcp_rs.replication.target import Address
-
-_T = TypeVar("_T")
 
 CUT = re.compile(r"[#?\x00-\x1f\x7f]")
 """At the first two, pyiceberg takes a part of a location for all; the others it leaves out."""
@@ -37,8 +31,6 @@ NO_TABLES: dict[Mode, str] = {
 
 # Seconds in which a catalog must accept a connection.
 _CONNECT_SECONDS = 5.0
-# Seconds to wait before each further attempt at a start that a catalog or its storage fails.
-_PAUSES = (0.2, 1.0)
 # Types of catalogs by the scheme of their URI, as pyiceberg tells them.
 _TYPES = {"http": "rest", "https": "rest", "thrift": "hive", "glue": "glue"}
 _OF_SQL = ("sqlite", "postgresql")
@@ -125,43 +117,3 @@ def _load(name: str, properties: dict[str, str], place: Storage) -> Any:
             ) from None
 
     return trying(None, load)
-
-
-def trying(place: Storage | None, work: Callable[[], _T]) -> _T:
-    """Does work, again if a catalog or its storage fails a request that may succeed later.
-
-    pyiceberg does not repeat the requests to a catalog.
-
-    Args:
-        place: See `refusing`.
-        work: What can be done again.
-
-    Raises:
-        ConfigError: They refuse something, or fail again and again.
-    """
-    for pause in _PAUSES:
-        with contextlib.suppress(Unreachable), refusing(place):
-            return work()
-        time.sleep(pause)
-    with refusing(place):
-        return work()
-
-
-@contextlib.contextmanager
-def refusing(place: Storage | None) -> Iterator[None]:
-    """Converts what a catalog and its storage refuse.
-
-    Args:
-        place: The catalog; `None` for one in a folder, whose errors stay as they are.
-
-    Raises:
-        ConfigError: They refuse something.
-    """
-    try:
-        yield
-    except DcpError:
-        raise
-    except Exception as error:
-        if place is None:
-            raise
-        raise place.refused(error) from None

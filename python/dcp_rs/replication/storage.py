@@ -8,21 +8,24 @@ import itertools
 import os
 import re
 import secrets
+import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from dcp_rs import _obstore
 from dcp_rs._libraries import require
-from dcp_rs.exceptions import ConfigError
+from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.replication.outage import Unreachable, is_passing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from dcp_rs.replication.target import Address
 
 SCHEMES = ("s3", "gs", "az", "abfss")
 """Schemes of object storage, as obstore and deltalake name them."""
+
+_T = TypeVar("_T")
 
 _NAME = re.compile(r"[A-Za-z0-9_=+@:~ ./-]*")
 # Settings of the HTTP client rather than of the storage, as obstore tells them apart.
@@ -44,6 +47,9 @@ _PREFIX = re.compile(r"(aws|google|azure)_")
 # How long the first request of a target may take: a wrong endpoint is to be told of in seconds.
 _PROBE_RETRIES = 2
 _PROBE_CLIENT = {"connect_timeout": "2s", "timeout": "5s"}
+
+# Seconds to wait before each further attempt at a start that a catalog or its storage fails.
+_PAUSES = (0.2, 1.0)
 
 # Names of options that are secrets, or may be.
 _SECRET = re.compile(r"secret|token|password|credential|access_key|account_key|sas|service_account")
@@ -427,3 +433,43 @@ class _Failing:
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
         if self._errors and isinstance(error, self._errors):
             raise self._storage.refused(error) from None
+
+
+def trying(place: Storage | None, work: Callable[[], _T]) -> _T:
+    """Does work, again if a catalog or its storage fails a request that may succeed later.
+
+    pyiceberg does not repeat the requests to a catalog, nor DuckDB one that lists objects.
+
+    Args:
+        place: See `refusing`.
+        work: What can be done again.
+
+    Raises:
+        ConfigError: They refuse something, or fail again and again.
+    """
+    for pause in _PAUSES:
+        with contextlib.suppress(Unreachable), refusing(place):
+            return work()
+        time.sleep(pause)
+    with refusing(place):
+        return work()
+
+
+@contextlib.contextmanager
+def refusing(place: Storage | None) -> Iterator[None]:
+    """Converts what a catalog and its storage refuse.
+
+    Args:
+        place: The catalog; `None` for one in a folder, whose errors stay as they are.
+
+    Raises:
+        ConfigError: They refuse something.
+    """
+    try:
+        yield
+    except DcpError:
+        raise
+    except Exception as error:
+        if place is None:
+            raise
+        raise place.refused(error) from None
