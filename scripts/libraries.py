@@ -35,7 +35,7 @@ TESTS = {
     "confluent-kafka": ("test_target_kafka",),
     "deltalake": (*_TARGETS, "test_dlt", "test_maintenance"),
     "dlt": ("test_dlt",),
-    "duckdb": (*_TARGETS, "test_batches", "test_dlt"),
+    "duckdb": (*_TARGETS, "test_batches", "test_dlt", "test_maintenance"),
     "obstore": ("test_stores",),
     "opentelemetry-api": ("test_metrics",),
     "pandas": ("test_batches",),

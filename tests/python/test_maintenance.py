@@ -1,6 +1,8 @@
 """Files of tables that are merged, and those of old versions that are removed."""
 
+import contextlib
 import logging
+import sqlite3
 import time
 
 import deltalake
@@ -13,7 +15,17 @@ from dcp_rs.replication import open_target
 from delta_tables import data_files
 from replicas import Written
 
-KINDS = ["delta-table", "delta-log", "delta-history", "stored_delta-table"]
+LAKES = [
+    pytest.param(f"{kind}-{mode}", marks=pytest.mark.ducklake)
+    for kind, mode in [
+        ("ducklake", "table"),
+        ("ducklake", "log"),
+        ("ducklake", "history"),
+        ("ducklake_postgres", "table"),
+        ("stored_ducklake", "table"),
+    ]
+]
+KINDS = ["delta-table", "delta-log", "delta-history", "stored_delta-table", *LAKES]
 
 
 @pytest.fixture
@@ -49,8 +61,14 @@ def in_pieces(cluster, written, replica, commits=4):
         replicas.replicate(cluster, replica)
 
 
-def opened(replica):
-    return deltalake.DeltaTable(str(replica.folder), storage_options=replica.storage_options)
+def files(replica, table="documents"):
+    """Gives the data files of the newest version."""
+    if isinstance(replica, replicas.InDuckLake):
+        found = replica.query(f"SELECT data_file FROM ducklake_list_files('lake', '{table}')")
+        return {row["data_file"] for row in found}
+    options = replica.storage_options
+    table = deltalake.DeltaTable(str(replica.folder), storage_options=options)
+    return set(table.file_uris())
 
 
 def check(replica, written):
@@ -59,10 +77,10 @@ def check(replica, written):
 
 def test_small_files_become_few_at_the_end_of_a_run(cluster, written, replica, caplog):
     in_pieces(cluster, written, replica)
-    before = len(opened(replica).file_uris())
+    before = len(files(replica))
     caplog.set_level(logging.INFO, "dcp_rs.replication")
     state = replicas.replicate(cluster, replica, compact_every=3600)
-    after = len(opened(replica).file_uris())
+    after = len(files(replica))
     assert before > after == 1
     (told,) = events(caplog, "compacted")
     assert told["fields"] | {"seconds": 0} == {
@@ -80,9 +98,10 @@ def test_small_files_become_few_at_the_end_of_a_run(cluster, written, replica, c
     check(replica, written)
 
 
-def test_a_table_is_compacted_while_changes_come(written, tmp_path, following, caplog):
+@pytest.mark.parametrize("kind", ["delta", pytest.param("ducklake", marks=pytest.mark.ducklake)])
+def test_a_table_is_compacted_while_changes_come(written, tmp_path, following, caplog, kind):
     caplog.set_level(logging.INFO, "dcp_rs.replication")
-    replica = replicas.InDelta(tmp_path)
+    replica = replicas.make(f"{kind}-table", None, tmp_path)
     following(replica.url, compact_every=1.0, commit_interval=0.05)
     end = time.monotonic() + 60
     number = 0
@@ -111,6 +130,125 @@ def test_each_table_of_many_is_compacted(cluster, written, tmp_path):
         table = deltalake.DeltaTable(str(folder / name))
         assert len(table.file_uris()) == 1
         assert table.to_pyarrow_table().num_rows == 3
+
+
+@pytest.mark.ducklake
+def test_each_table_of_a_lake_is_compacted_and_none_of_others(cluster, written, tmp_path):
+    lake, options = replicas.InDuckLake.in_sqlite(tmp_path), {"tables": "collection"}
+    cluster.create_scope("shop")
+    for name in ("shop.a", "shop.b"):
+        cluster.create_collection(name)
+    for number in range(3):
+        for name in ("shop.a", "shop.b"):
+            written.upsert(f"key_{number}", {"n": number}, name)
+        replicas.replicate(cluster, lake.url, **options)
+        lake.query("CREATE TABLE IF NOT EXISTS mine AS FROM range(100)")
+        lake.query("INSERT INTO mine FROM range(100)")
+    mine = files(lake, "mine")
+    replicas.replicate(cluster, lake.url, compact_every=60, **options)
+    for name in ("shop__a", "shop__b"):
+        assert len(files(lake, name)) == 1
+        assert lake.query(f"SELECT count(*) AS n FROM {name}") == [{"n": 3}]
+    assert files(lake, "mine") == mine
+    assert len(mine) > 1
+
+
+@pytest.fixture
+def lake(tmp_path):
+    return replicas.InDuckLake.in_sqlite(tmp_path)
+
+
+def opened(cluster, lake):
+    """Gives a target that goes on with a table."""
+    rows, target = replicas.Collected(takes_rejects=True), open_target(lake.url)
+    replicas.replicate(cluster, rows)
+    target.open(rows.schema, "table")
+    return target
+
+
+@pytest.mark.ducklake
+def test_versions_of_a_lake_are_forgotten_unless_they_are_of_others(cluster, written, lake):
+    in_pieces(cluster, written, lake)
+    lake.query("CREATE TABLE mine AS SELECT 1 AS n")
+    lake.query("UPDATE mine SET n = 2")
+    in_pieces(cluster, written, lake)
+
+    (mine,) = lake.query(
+        "SELECT table_id FROM ducklake_table_info('lake') WHERE table_name = 'mine'"
+    )
+
+    def is_of_others(changes):
+        names = {name for _, some in changes for name in some}
+        return names <= {"main", "main.mine", str(mine["table_id"])}
+
+    def versions():
+        return {row["snapshot_id"]: row["changes"] for row in lake.query(
+            "SELECT snapshot_id, changes FROM ducklake_snapshots('lake')"
+        )}  # fmt: skip
+
+    def state():
+        return lake.query("FROM dcp_rs_replication")[0]["state"]
+
+    before, last = versions(), state()
+    with contextlib.closing(opened(cluster, lake)) as target:
+        # An hour is not over, and then nothing is kept.
+        kept = target.maintain(3600)
+        assert kept.made == 1
+        assert versions().keys() >= before.keys()
+        there = set(lake.files())
+        assert target.maintain(0) == (0, 0, 0)
+        # What made the lake, what made and changed the table of others, and the newest.
+        others = {number for number, changes in before.items() if is_of_others(changes)}
+        assert len(others) == 3
+        assert versions().keys() == {*others, max(versions())}
+        assert lake.query(f"FROM mine AT (VERSION => {max(others) - 1})") == [{"n": 1}]
+        # A query may still read files that no version names.
+        assert set(lake.files()) == there
+        with contextlib.closing(sqlite3.connect(lake.path, isolation_level=None)) as catalog:
+            catalog.execute(
+                "UPDATE ducklake_files_scheduled_for_deletion SET schedule_start ="
+                " strftime('%Y-%m-%d %H:%M:%f+00', 'now', '-50 hours')"
+            )
+        gone = target.maintain(0)
+        assert gone == (0, 0, len(there) - len(set(lake.files())))
+        assert gone.removed
+    assert state() == last
+    assert lake.unnamed() == set()
+    check(lake, written)
+    assert replicas.replicate(cluster, lake).generation == 1
+
+
+@pytest.mark.ducklake
+def test_many_small_files_of_a_lake_with_deleted_rows_become_one(cluster, written, lake):
+    def write_and_delete(numbers):
+        for number in numbers:
+            for key in range(20):
+                written.upsert(f"key_{number}_{key}", {"n": number})
+            replicas.replicate(cluster, lake)
+        # One of twenty rows in each.
+        for number in numbers:
+            written.upsert(f"key_{number}_0", {"n": "again"})
+        replicas.replicate(cluster, lake, compact_every=60)
+        check(lake, written)
+
+    write_and_delete(range(2))
+    assert len(files(lake)) == 3, "they are few"
+    write_and_delete(range(2, 12))
+    assert len(files(lake)) == 1
+
+
+@pytest.mark.ducklake
+@pytest.mark.parametrize("who", ["somebody", "another process"])
+def test_a_table_of_a_lake_that_others_have_changed_is_left_alone(cluster, written, lake, who):
+    in_pieces(cluster, written, lake)
+    with contextlib.closing(opened(cluster, lake)) as target:
+        if who == "somebody":
+            lake.query("DELETE FROM documents WHERE key = 'key_0_1'")
+        else:
+            opened(cluster, lake).close()
+        before = files(lake)
+        assert target.maintain(0) is None
+    assert files(lake) == before
 
 
 def test_files_of_old_versions_go_and_nothing_else(cluster, written, tmp_path):

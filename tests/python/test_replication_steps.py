@@ -26,6 +26,9 @@ _HERE = Path(__file__).parent / "steps"
 # A step of those of a run, as a share: spread evenly however many are tried.
 _GOLDEN = 0.6180339887498949
 
+# At the end of a run that may die.
+_MAINTAINED = {"compact_every": 3600, "keep_versions_for": 3600}
+
 _IS_LONG = "DCP_STEPS" in os.environ
 # Of all kinds, deaths take longest there: fewer are tried at a time.
 _STORED = replicas.STORED + replicas.STORED_LAKES if _IS_LONG else replicas.STORED[::2]
@@ -46,7 +49,7 @@ def writer(tmp_path_factory):
         env=os.environ | {"LD_PRELOAD": str(library)},
     ) as process:
 
-        def run(cluster, replica, kill_at=0):
+        def run(cluster, replica, kill_at=0, **options):
             request = {
                 "connection": cluster.connection_string,
                 "url": replica.url,
@@ -58,7 +61,8 @@ def writer(tmp_path_factory):
                     "commit_rows": 60 if replica.storage_options is None else 400,
                     "commit_interval": 60.0,
                 }
-                | (replica.options if isinstance(replica, replicas.OfMany) else {}),
+                | (replica.options if isinstance(replica, replicas.OfMany) else {})
+                | options,
             }
             if replica.storage_options is not None:
                 request["storage_options"] = replica.to_write
@@ -276,6 +280,7 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
         # With few requests, more of them have to fail for one to.
         is_lean = kills == 1 and kind != "stored_delta-table"
         replica.stored.faults.set(one_in=5 if is_lean else 20)
+    compacts = any(each in kind for each in ("delta", "lake"))
     trouble = Trouble(cluster, seed)
     for _ in range(100):
         trouble.write()
@@ -299,7 +304,7 @@ def test_a_target_equals_the_bucket_whichever_step_its_writer_dies_at(
             story.append(edit.__name__)
         before = run["generation"]
         kill_at = 1 + int(tried * _GOLDEN % 1 * steps)
-        died = writer(cluster, replica, kill_at)
+        died = writer(cluster, replica, kill_at, **(_MAINTAINED if compacts else {}))
         assert not died.get("error"), (story, died)
         killed += died["signal"] == 9
         story.append(f"killed at {kill_at} of {steps}" if died["signal"] else "ended")

@@ -163,7 +163,7 @@ _REPLICATION_OPTIONS = (
         "--compact-every",
         type=float,
         metavar="SECONDS",
-        help="Merge small files of Delta tables every SECONDS; with --once, at the end.",
+        help="Merge small files of Delta or DuckLake every SECONDS; with --once, at the end.",
     ),
     click.option(
         "--keep-versions-for",

@@ -199,10 +199,10 @@ def replicate(
             caught up commits sooner, as soon as the stream brings nothing.
         target_retry_timeout: Seconds for which to try again while a database cannot be reached or a
             disk is full. 0, the default, raises at once.
-        compact_every: Seconds after which to merge the small files of Delta tables, again and
-            again; with `once`, at the end. Other targets have tools of their own.
-        keep_versions_for: Seconds for which old versions of Delta tables stay readable, at least an
-            hour: files that only older ones need are removed after each compaction.
+        compact_every: Seconds after which to merge the small files of Delta tables and DuckLakes,
+            again and again; with `once`, at the end. Other targets have tools of their own.
+        keep_versions_for: Seconds for which old versions of these stay readable, at least an hour:
+            files that only older ones need are removed after each compaction.
         listen: Where to answer `/livez`, `/readyz`, `/status` and `/metrics` over HTTP, such as
             `127.0.0.1:9108`. Anyone who reaches it may read them: `0.0.0.0:9108` is reached from
             other machines. A port alone is one of 127.0.0.1.

@@ -10,7 +10,8 @@ from dcp_rs.replication.duckdb import DuckDBTarget
 from dcp_rs.replication.duckdb_catalog import STATES
 from dcp_rs.replication.duckdb_database import DuckDBDatabase
 from dcp_rs.replication.ducklake_catalogs import Lake
-from dcp_rs.replication.target import IDENTITY, overtaken, quote, refuse_variants
+from dcp_rs.replication.ducklake_files import compact, forget
+from dcp_rs.replication.target import IDENTITY, Maintained, overtaken, quote, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +44,7 @@ class DuckLakeTarget(DuckDBTarget):
 
     # Each commit is a version of the lake, with files of its own.
     commits_when_idle: ClassVar[bool] = False
+    compacts: ClassVar[bool] = True
     _has_keys: ClassVar[bool] = False
 
     def __init__(
@@ -147,6 +149,14 @@ class DuckLakeTarget(DuckDBTarget):
             f" INSERT ({', '.join(names)}) VALUES ({', '.join(f'd.{name}' for name in names)})"
         )
 
+    def maintain(self, keep: float | None) -> Maintained | None:
+        """See `dcp_rs.replication.MaintainedTarget`."""
+        ((_, writer, rows),) = self._found()
+        if writer != self._writer or rows != self._count():
+            return None
+        compacted, made = compact(self._run, self._place)
+        return Maintained(compacted, made, 0 if keep is None else forget(self._run, keep))
+
     def is_unavailable(self, error: Exception) -> bool:
         """See `dcp_rs.replication.outage.is_unavailable`."""
         return self._lake.is_unavailable(error)
@@ -166,6 +176,7 @@ class DuckLakeDatabase(DuckDBDatabase):
     """
 
     commits_when_idle: ClassVar[bool] = False
+    compacts: ClassVar[bool] = True
 
     def __init__(self, lake: Lake) -> None:
         super().__init__(lake)

@@ -63,8 +63,8 @@ class Policy(NamedTuple):
         """
         if not getattr(target, "compacts", False):
             raise ConfigError(
-                "only Delta tables are compacted by dcp_rs: leave it out, and use the tools of"
-                " the target",
+                "only Delta tables and DuckLakes are compacted by dcp_rs: leave it out, and use the"
+                " tools of the target",
                 option="compact_every",
             )
 

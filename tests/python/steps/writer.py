@@ -34,7 +34,7 @@ class Counted:
     def __init__(self, inner, kill_at):
         self._inner, self._kill_at = inner, kill_at
         self.close = inner.close
-        for name in ("modes", "takes_rejects", "columns", "marks_deletes"):
+        for name in ("modes", "takes_rejects", "columns", "marks_deletes", "compacts"):
             if hasattr(inner, name):
                 setattr(self, name, getattr(inner, name))
         if hasattr(inner, "widens"):
@@ -57,6 +57,9 @@ class Counted:
         if isinstance(given, list):
             given = [(target._inner, commit) for target, commit in given]
         return self._counting(self._inner.commit, given)
+
+    def maintain(self, keep):
+        return self._counting(self._inner.maintain, keep)
 
     def drop(self, target):
         return self._counting(self._inner.drop, target._inner)
