@@ -183,6 +183,33 @@ def test_an_old_version_is_not_taken_for_gone_while_the_storage_is_away(monkeypa
     assert table.at(3) is None
 
 
+@pytest.mark.parametrize(
+    ("url", "options", "text", "said"),
+    [
+        ("gs://b/p", {}, "error sending request", "check google_base_url"),
+        ("abfss://b/p", {}, "error sending request", "check azure_storage_endpoint"),
+        (
+            "iceberg+https://host",
+            {"warehouse": "abfss://b/p"},
+            "Fail to get a new connection for: http://host",
+            "cannot be reached: .*adls.blob-storage-authority",
+        ),
+        ("az://b/p", {}, "403 Forbidden: Server failed to authenticate", "credentials are refused"),
+        (
+            "az://b/p",
+            {},
+            "GET http://169.254.169.254/x: 403 Forbidden",
+            "no credentials were found",
+        ),
+        ("gs://b/p", {}, "The specified bucket does not exist.", "the bucket does not exist: c"),
+        ("az://b/p", {"azure_storage_endpoint": "http://h/a"}, "x", "_storage_endpoint=http://h/a"),
+    ],
+)
+def test_an_error_of_a_storage_names_what_to_look_at(url, options, text, said):
+    with pytest.raises(ConfigError, match=said):
+        raise Storage(url, options).refused(OSError(text))
+
+
 def test_a_role_that_only_reads_leaves_nothing(cluster, replica):
     replica.stored.faults.set(refuse_writes=True)
     with pytest.raises(ConfigError, match="the role may not do this"):
@@ -241,6 +268,12 @@ def test_catalogs_that_are_none(url, said):
     with pytest.raises(ConfigError, match=said) as told:
         dcp_rs.replication.open_target(url)
     assert "canary" not in str(told.value)
+
+
+def test_an_address_of_googles_storage_that_is_wrong_is_told_of_within_seconds(tmp_path):
+    options = {"warehouse": "gs://b/p", "gcs.service.host": "http://127.0.0.1:1"}
+    with pytest.raises(ConfigError, match=r"cannot be reached: .*: check gcs\.service\.host"):
+        dcp_rs.replication.open_target(f"iceberg+sqlite:///{tmp_path}/catalog.db", options)
 
 
 def test_iceberg_has_no_table_of_documents(cluster, tmp_path):

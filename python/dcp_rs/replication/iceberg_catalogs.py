@@ -31,6 +31,8 @@ NO_TABLES: dict[Mode, str] = {
 
 # Seconds in which a catalog must accept a connection.
 _CONNECT_SECONDS = 5.0
+# Address of the storage, which Arrow tries for a quarter of an hour.
+_GOOGLE = "gcs.service.host"
 # Types of catalogs by the scheme of their URI, as pyiceberg tells them.
 _TYPES = {"http": "rest", "https": "rest", "thrift": "hive", "glue": "glue"}
 _OF_SQL = ("sqlite", "postgresql")
@@ -84,27 +86,34 @@ def _by_uri(address: Address) -> tuple[Any, None, Storage]:
     host = address.host.rpartition("@")[2]
     place = Storage(f"iceberg+{scheme}://{host}{address.path}", address.storage_options)
     if kind in {"rest", "hive"}:
-        _connect(uri, place)
+        _connect(uri, f"the catalog {place.url}", "host and port")
     name = address.options.get("catalog", _NAME)
     return _load(name, properties, place), None, place
 
 
-def _connect(uri: str, place: Storage) -> None:
-    """Checks that a catalog accepts connections: pyiceberg waits for minutes."""
+def _connect(uri: str, what: str, told: str) -> None:
+    """Checks that a catalog or a storage accepts connections: pyiceberg waits for minutes.
+
+    Args:
+        uri: Its address.
+        what: What it is, for the error.
+        told: What to check, for the error.
+    """
     parts = urlsplit(uri)
     port = parts.port or {"http": 80, "https": 443}.get(parts.scheme, 9083)
     try:
         socket.create_connection((parts.hostname or "", port), _CONNECT_SECONDS).close()
     except OSError as error:
         raise ConfigError(
-            f"the catalog {place.url} cannot be reached: {error.strerror or error}: check host and"
-            " port",
-            option="target",
+            f"{what} cannot be reached: {error.strerror or error}: check {told}", option="target"
         ) from None
 
 
 def _load(name: str, properties: dict[str, str], place: Storage) -> Any:
     from pyiceberg.catalog import load_catalog
+
+    if _GOOGLE in properties:
+        _connect(properties[_GOOGLE], f"the storage of {place.url}", _GOOGLE)
 
     def load() -> Any:
         try:

@@ -59,18 +59,38 @@ _COLORS = re.compile(r"\x1b\[[0-9;]*m")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 _STATUS = re.compile(r"non-2xx status code: (\d{3} [A-Za-z ]+)|\u21b3 (\d{3} [A-Za-z ]+)")
 
-_UNREACHABLE = "the endpoint cannot be reached: check aws_endpoint_url (s3.endpoint)"
+# Options with the address of a storage, by its scheme, for obstore and deltalake and for pyiceberg.
+_ENDPOINTS = {
+    "gs": "google_base_url (gcs.service.host)",
+    "az": "azure_storage_endpoint (adls.blob-storage-authority)",
+    "abfss": "azure_storage_endpoint (adls.blob-storage-authority)",
+}
+_ENDPOINT = "aws_endpoint_url (s3.endpoint)"
+# Options that are no secret, and are shown.
+_SHOWN = frozenset({"base_url", "endpoint", "endpoint_url", "region", "storage_endpoint"})
+_UNREACHABLE = "the endpoint cannot be reached: check {endpoint}"
 _THROTTLES = "the storage throttles: try again later"
 # What the storage answers, and what to look at.
 _CAUSES = (
     (
-        r"NoSuchBucket|NO_SUCH_BUCKET|ContainerNotFound|BucketNotFound",
+        (
+            r"169\.254\.169\.254|metadata\.google|CredentialsNotLoaded|MissingCredentials"
+            r"|No credentials|credential provider"
+        ),
+        "no credentials were found: set them in the environment or as options",
+    ),
+    (
+        (
+            r"NoSuchBucket|NO_SUCH_BUCKET|ContainerNotFound|BucketNotFound"
+            r"|specified (bucket|container) does not exist"
+        ),
         "the bucket does not exist: create it",
     ),
     (
         (
             r"InvalidAccessKeyId|SignatureDoesNotMatch|AuthenticationFailed|Unauthenticated|\b401\b"
             r"|ExpiredToken|InvalidToken|INVALID_ACCESS_KEY_ID|SIGNATURE_DOES_NOT_MATCH"
+            r"|failed to authenticate"
         ),
         "the credentials are refused: set access key and secret, or a profile",
     ),
@@ -87,20 +107,13 @@ _CAUSES = (
         "the role may not do this: let it list, get, put, delete",
     ),
     (
-        (
-            r"169\.254\.169\.254|metadata\.google|CredentialsNotLoaded|MissingCredentials"
-            r"|No credentials|credential provider"
-        ),
-        "no credentials were found: set them in the environment or as options",
-    ),
-    (
         r"builder error|URL scheme is not allowed",
-        "the endpoint is refused: check aws_endpoint_url (s3.endpoint), and allow_http",
+        "the endpoint is refused: check {endpoint}, and allow_http",
     ),
     (
         (
             r"error sending request|NETWORK_CONNECTION|tcp connect|dns error|timed out"
-            r"|operation timeout"
+            r"|operation timeout|Fail to get a new connection"
         ),
         _UNREACHABLE,
     ),
@@ -197,8 +210,9 @@ class Storage:
         text = str(error)
         why = next((why for cause, why in _CAUSES if re.search(cause, text)), "")
         is_away = why in {_UNREACHABLE, _THROTTLES} or (not why and is_passing(error))
+        told = why.format(endpoint=self._endpoint) or self.shown(error)
         return (Unreachable if is_away else ConfigError)(
-            f"{self.url} cannot be used: {why or self.shown(error)} ({self._tried(text)})",
+            f"{self.url} cannot be used: {told} ({self._tried(text)})",
             option="storage_options" if why else "target",
         )
 
@@ -212,6 +226,12 @@ class Storage:
         found = " ".join(text.split()).rstrip(". ")
         return found[:300] or type(error).__name__
 
+    @property
+    def _endpoint(self) -> str:
+        """The option with the address of the storage; of a catalog, of that of its tables."""
+        scheme = self.options.get("warehouse", self.url).partition(":")[0]
+        return _ENDPOINTS.get(scheme, _ENDPOINT)
+
     def _tried(self, text: str) -> str:
         said = _CODE.search(text)
         status = _STATUS.search(_COLORS.sub("", text))
@@ -224,7 +244,7 @@ class Storage:
                 *(
                     f"{name}={value}"
                     for name, value in self.options.items()
-                    if _PREFIX.sub("", name.lower()) in {"endpoint", "endpoint_url", "region"}
+                    if _PREFIX.sub("", name.lower()) in _SHOWN
                 ),
             ]
         )
