@@ -403,8 +403,9 @@ class Killed:
         self.cluster.close()
 
 
-def kill(kind, count, plan, name, seed=0):
-    """Lets what is planned happen, from its beginning again; gives how often what did."""
+def kill(kind, count, plan, name, seed):
+    """Lets what is planned happen, from a place by the seed; tells how often what did."""
+    sys.stderr.write(f"{kind} {name}: DCP_KILLS_SEED={seed}\n")
     with tempfile.TemporaryDirectory() as folder:
         if kind == "path":
             name = f"{folder}/{name}"
@@ -413,7 +414,7 @@ def kill(kind, count, plan, name, seed=0):
             killed.change()
             killed.settle()
             for n in range(count):
-                killed.happen(*plan[n % len(plan)])
+                killed.happen(*plan[(seed + n) % len(plan)])
         except BaseException:
             sys.stderr.write(killed.log())
             raise
@@ -427,12 +428,13 @@ def kill(kind, count, plan, name, seed=0):
 def everything(kind):
     """Kills DCP_SPARK_KILLS times, of those a third with a table for each collection."""
     count = int(os.environ.get("DCP_SPARK_KILLS", "24"))
+    seed = int(os.environ.get("DCP_KILLS_SEED", random.randrange(10**6)))
     if kind == "path":
-        kill(kind, count, OF_DRIVER, "kept")
+        kill(kind, count, OF_DRIVER, "kept", seed)
         return
-    kill(kind, count - count // 3, OF_EXECUTORS, kept_tables.TABLES[kind])
+    kill(kind, count - count // 3, OF_EXECUTORS, kept_tables.TABLES[kind], seed)
     template = kept_tables.TABLES[kind].replace("kept", "of_{scope}_{collection}")
-    kill(kind, count // 3, OF_TEMPLATE, template)
+    kill(kind, count // 3, OF_TEMPLATE, template, seed)
 
 
 if __name__ == "__main__":
