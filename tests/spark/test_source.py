@@ -89,7 +89,8 @@ def test_a_schema_the_table_does_not_have_is_refused(spark, options, schema, sai
     [
         ({"maxOffsetPerTrigger": "5"}, "did you mean maxOffsetsPerTrigger"),
         ({"password": "wrong"}, "COUCHBASE_DCP_AUTHENTICATION"),
-        ({"startingOffsets": '{"v":1}'}, "COUCHBASE_DCP_CHECKPOINT"),
+        ({"startingOffsets": '{"v":1}'}, "is neither the end of an earlier read"),
+        ({"startingOffsets": '{"format":"x"}'}, "COUCHBASE_DCP_CHECKPOINT"),
         ({"startingOffsets": "yesterday"}, "earliest, latest or offsets as JSON"),
         ({"vbuckets": "64"}, "there is no vBucket 64"),
     ],
