@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use dcp_arrow::{
-    ArrowSink, BatchLimits, CollectionNames, DocumentSchema, MalformedTally, PendingBatch,
-    TableOptions, TableSchema,
+    ArrowSink, BatchLimits, CollectionNames, DocumentSchema, DocumentTally, MalformedTally,
+    PendingBatch, TableOptions, TableSchema,
 };
 use dcp_benches::Error;
 use dcp_benches::drive::{BATCH_ROWS, Counter, feed, machine, machine_of_persisted, roll_back};
@@ -164,9 +164,9 @@ fn documents(passes: u64, count: &mut u64) -> Result<(), Error> {
                 delete_time: 0,
             })?;
         }
-        let mut tally = MalformedTally::default();
+        let mut tally = DocumentTally::default();
         std::hint::black_box(sink.take_batch()?.finish_counting(&mut tally)?);
-        if tally != MalformedTally::default() {
+        if tally.malformed != MalformedTally::default() {
             return Err(format!("a document does not fit its columns: {tally:?}").into());
         }
     }

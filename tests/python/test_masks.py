@@ -274,6 +274,54 @@ def test_wrong_masks_are_refused_and_the_key_is_not_shown(client):
         assert KEY not in str(refused.value)
 
 
+def unmatched(caplog):
+    """Gives what was logged of fields that no document has, and forgets it."""
+    names = ("mask_unmatched", "column_unmatched")
+    events = [each for each in caplog.records if getattr(each, "event", None) in names]
+    assert {each.levelname for each in events} <= {"WARNING"}
+    assert SECRET not in caplog.text
+    found = sorted(tuple(each.fields.values()) for each in events)
+    caplog.clear()
+    return found
+
+
+def test_masked_path_that_no_document_has_is_warned_of_once(client, cluster, caplog):
+    for number in range(3):
+        cluster.upsert(f"k{number}", {"who": {"email": SECRET}, "tags": [], "n": None})
+    cluster.upsert("binary", b"\xff")
+    right = ["who.email", "tags[]", "n"]
+    assert len(list(client.stream(until="now", drop_fields=right))) > 0
+    assert unmatched(caplog) == []
+    masks = {"drop_fields": ["who.emial", "tags[]"], "hash_fields": ["Who.email"]}
+    with client.stream(until="now", **masks) as stream:
+        checkpoint = stream.checkpoint()
+        assert sum(len(batch) for batch in stream) == 4
+    assert unmatched(caplog) == [("Who.email", 3), ("who.emial", 3)]
+    assert sum(len(batch) for batch in client.stream(until="now", **masks)) == 4
+    assert unmatched(caplog) == []
+    # Documents that were changed since say little of fields that few have.
+    with client.stream(start=checkpoint, until="now", drop_fields="rare") as stream:
+        list(stream)
+        later = stream.checkpoint()
+    assert unmatched(caplog) == [("rare", 3)]
+    cluster.upsert("k0", {"x": 1})
+    assert sum(map(len, client.stream(start=later, until="now", drop_fields="scarce"))) == 1
+    assert unmatched(caplog) == []
+
+
+def test_masked_path_that_a_thousand_documents_lack_is_warned_of(client, cluster, caplog):
+    for number in range(999):
+        cluster.upsert(f"k{number}", {"who": number} | ({"last": 1} if number == 500 else {}))
+    with client.stream(drop_fields=["who.emial", "last"]) as stream:
+        read = 0
+        while read < 999:
+            read += len(stream.poll(60))
+        assert unmatched(caplog) == []
+        cluster.upsert("l", {"who": 5})
+        assert len(stream.poll(60)) == 1
+    assert unmatched(caplog) == [("who.emial", 1000)]
+
+
 # ----- tables -----
 
 

@@ -55,10 +55,10 @@ mod values;
 mod xattrs;
 
 pub use document::{
-    DdlError, DocumentDecoder, DocumentSchema, EXTRA, FLAGS, FieldMasks, GivenDocuments, GivenKind,
-    HAS_MALFORMED, HAS_UNMAPPED, IS_MALFORMED, MALFORMED, MALFORMED_FIELDS, MalformedKind,
-    MalformedTally, MaskError, Names, Nested, Observations, ObservedField, OnMalformed,
-    ValueFormat, json_depth,
+    DdlError, DocumentDecoder, DocumentSchema, DocumentTally, EXTRA, FLAGS, FieldMasks,
+    GivenDocuments, GivenKind, HAS_MALFORMED, HAS_UNMAPPED, IS_MALFORMED, MALFORMED,
+    MALFORMED_FIELDS, MalformedKind, MalformedTally, MaskError, Names, Nested, Observations,
+    ObservedField, OnMalformed, Sightings, ValueFormat, json_depth,
 };
 pub use limits::BatchLimits;
 pub use names::{CollectionName, CollectionNames};

@@ -15,7 +15,7 @@ use crate::document::{self, Decoded, TIMESTAMP};
 use crate::rows::{Places, RowKind};
 use crate::table::Slot;
 use crate::values::nulls;
-use crate::{BufferPool, CollectionNames, Column, KeyType, MalformedTally, TableSchema};
+use crate::{BufferPool, CollectionNames, Column, DocumentTally, KeyType, TableSchema};
 
 /// The contents of an [`ArrowSink`](crate::ArrowSink), not yet checked.
 ///
@@ -60,14 +60,14 @@ impl PendingBatch {
     /// [`SinkError`] with the vBucket and seqno of the row, if a document cannot be inflated, a key
     /// of a `string` column is not UTF-8, or a document is malformed and that is an error.
     pub fn finish(self) -> Result<RecordBatch, SinkError> {
-        self.finish_counting(&mut MalformedTally::default())
+        self.finish_counting(&mut DocumentTally::default())
     }
 
-    /// Like [`finish`](Self::finish), and counts the documents that do not fit their columns.
+    /// Like [`finish`](Self::finish), and says what the documents were found to be.
     ///
     /// # Errors
     /// Those of [`finish`](Self::finish).
-    pub fn finish_counting(self, tally: &mut MalformedTally) -> Result<RecordBatch, SinkError> {
+    pub fn finish_counting(self, tally: &mut DocumentTally) -> Result<RecordBatch, SinkError> {
         let Self { schema, names, pool, mut columns } = self;
         let places = Places {
             vbuckets: std::mem::take(&mut columns.vbuckets).into(),
@@ -174,7 +174,7 @@ impl Columns {
         kinds: &[RowKind],
         places: &Places,
         pool: &BufferPool,
-        tally: &mut MalformedTally,
+        tally: &mut DocumentTally,
     ) -> Result<Decoded, SinkError> {
         let formats = schema.formats();
         let Some(values) = self.values.as_mut().filter(|_| formats.decodes()) else {

@@ -18,6 +18,7 @@ use crate::runtime::pending::Pending;
 use crate::runtime::{ProcessBound, current, wait};
 use crate::schema::table;
 use crate::stream::ChangeStream;
+use crate::unmatched::Watches;
 
 /// A bucket to stream changes from.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
@@ -25,6 +26,7 @@ use crate::stream::ChangeStream;
 pub(crate) struct Client {
     client: ProcessBound<EngineClient>,
     settings: ConnectionSettings,
+    watches: Watches,
 }
 
 #[pymethods]
@@ -33,7 +35,7 @@ impl Client {
     fn connect(py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<Self> {
         let Connection { options, settings } = Connection::read(&Arguments::new(options))?;
         let client = wait(py, || EngineClient::connect(options))?.map_err(Failure::from)?;
-        Self::new(py, client, settings)
+        Self::new(py, client, settings, Watches::default())
     }
 
     /// Like `connect`, for an event loop.
@@ -45,7 +47,8 @@ impl Client {
     ) -> PyResult<Pending> {
         let Connection { options, settings } = Connection::read(&Arguments::new(options))?;
         Pending::start(py, notify, EngineClient::connect(options), move |py, client| {
-            Ok(Py::new(py, Self::new(py, client, settings)?)?.into_any())
+            let client = Self::new(py, client, settings, Watches::default())?;
+            Ok(Py::new(py, client)?.into_any())
         })
     }
 
@@ -117,9 +120,9 @@ impl Client {
     fn stream(&self, py: Python<'_>, options: Bound<'_, PyDict>) -> PyResult<ChangeStream> {
         let client = self.client.get()?;
         let (options, table) = self.stream_options(options)?;
-        let make_sink = sinks(client, &table);
+        let (make_sink, watch) = (sinks(client, &table), self.watches.of(&table));
         let stream = wait(py, || client.stream(options, make_sink))?.map_err(Failure::from)?;
-        ChangeStream::new(py, stream, table)
+        ChangeStream::new(py, stream, table, watch)
     }
 
     /// Opens the stream of a plan; the options say how its changes are delivered.
@@ -131,10 +134,10 @@ impl Client {
     ) -> PyResult<ChangeStream> {
         let client = self.client.get()?;
         let (options, table) = self.stream_options(options)?;
-        let make_sink = sinks(client, &table);
+        let (make_sink, watch) = (sinks(client, &table), self.watches.of(&table));
         let stream =
             wait(py, || client.run(&plan.0, &options, make_sink))?.map_err(Failure::from)?;
-        ChangeStream::new(py, stream, table)
+        ChangeStream::new(py, stream, table, watch)
     }
 
     /// Like `stream`, for an event loop.
@@ -146,10 +149,10 @@ impl Client {
     ) -> PyResult<Pending> {
         let client = self.client.get()?.clone();
         let (options, table) = self.stream_options(options)?;
-        let make_sink = sinks(&client, &table);
+        let (make_sink, watch) = (sinks(&client, &table), self.watches.of(&table));
         let open = async move { client.stream(options, make_sink).await };
         Pending::start(py, notify, open, move |py, stream| {
-            Ok(Py::new(py, ChangeStream::new(py, stream, table)?)?.into_any())
+            Ok(Py::new(py, ChangeStream::new(py, stream, table, watch)?)?.into_any())
         })
     }
 
@@ -176,8 +179,9 @@ impl Client {
         py: Python<'_>,
         client: EngineClient,
         settings: ConnectionSettings,
+        watches: Watches,
     ) -> PyResult<Self> {
-        Ok(Self { client: ProcessBound::new(py, "client", client)?, settings })
+        Ok(Self { client: ProcessBound::new(py, "client", client)?, settings, watches })
     }
 
     fn stream_options(&self, options: Bound<'_, PyDict>) -> PyResult<(StreamOptions, TableSchema)> {
@@ -189,6 +193,11 @@ impl Client {
 
     pub(crate) const fn settings(&self) -> ConnectionSettings {
         self.settings
+    }
+
+    /// What its streams have seen.
+    pub(crate) const fn watches(&self) -> &Watches {
+        &self.watches
     }
 
     pub(crate) fn engine(&self) -> PyResult<&EngineClient> {

@@ -30,6 +30,7 @@ mod schema;
 mod shared;
 mod stream;
 mod times;
+mod unmatched;
 
 use pyo3::prelude::*;
 

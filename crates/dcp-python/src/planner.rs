@@ -158,6 +158,7 @@ pub(crate) fn open_plan<'py>(
     options: Bound<'py, PyDict>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let Connection { options: connect, settings } = Connection::read(&Arguments::new(connect))?;
+    let watches = kept.map(|kept| kept.watches().clone()).unwrap_or_default();
     let kept = kept.map(Client::engine).transpose()?.cloned();
     let arguments = Arguments::new(options);
     let table = table(&arguments)?;
@@ -167,7 +168,8 @@ pub(crate) fn open_plan<'py>(
         open(&connect, kept, &plan.0, &base, make_sinks).await.map_err(Failure::from)
     };
     let (client, stream) = wait(py, opening)??;
-    let client = Client::new(py, client, settings)?;
-    let stream = ChangeStream::new(py, stream, table)?;
+    let watch = watches.of(&table);
+    let client = Client::new(py, client, settings, watches)?;
+    let stream = ChangeStream::new(py, stream, table, watch)?;
     make!(OPENED, py, { client: client, stream: stream })
 }

@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
-use dcp_arrow::{MalformedKind, MalformedTally, PendingBatch, TableSchema};
+use dcp_arrow::{DocumentTally, MalformedKind, MalformedTally, PendingBatch, TableSchema};
 use dcp_consumer::{
     Acknowledger, ChangeStream as EngineStream, CollectionLag, Delivered, StreamEvent, StreamStats,
     VbucketStats,
 };
 use dcp_proto::checkpoint::Checkpoint;
+use dcp_wire::Seqno;
 
 use crate::batch::ChangeBatch;
 use crate::error::Failure;
+use crate::unmatched::Watch;
 
 /// A stream shared by its readers.
 ///
@@ -25,11 +27,14 @@ pub(crate) struct Shared {
     acks: Acknowledger,
     table: TableSchema,
     malformed: Mutex<MalformedTally>,
+    watch: Arc<Watch>,
+    /// Whether the stream has begun at the beginning of its vBuckets.
+    is_whole: bool,
     next_turn: AtomicU64,
 }
 
 /// Target of the records about documents: Python's logger `dcp_rs.documents`.
-const DOCUMENTS: &str = "dcp_documents";
+pub(crate) const DOCUMENTS: &str = "dcp_documents";
 
 /// A reader's place in the queue; readers are served in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +48,8 @@ struct Engine {
     waiting: BTreeMap<Turn, Waker>,
     /// Whether the stream has ended.
     is_over: bool,
+    /// Whether it has just come to its end.
+    is_complete: bool,
     /// Whether the engine's checkpoint includes a batch that no reader will get.
     is_ahead: bool,
     /// Checkpoint after the last batch taken by a reader.
@@ -87,6 +94,7 @@ impl Engine {
             Poll::Pending => Poll::Pending,
             Poll::Ready(None) => {
                 self.is_over = true;
+                self.is_complete = true;
                 Poll::Ready(None)
             }
             Poll::Ready(Some(Err(error))) => {
@@ -124,17 +132,24 @@ impl Engine {
 type PendingDelivery = Delivered<PendingBatch>;
 
 impl Shared {
-    pub(crate) fn new(stream: EngineStream<PendingBatch>, table: TableSchema) -> Self {
+    pub(crate) fn new(
+        stream: EngineStream<PendingBatch>,
+        table: TableSchema,
+        watch: Arc<Watch>,
+    ) -> Self {
         let (checkpoint, acks) = (stream.checkpoint(), stream.acknowledger());
+        let is_whole = checkpoint.positions().all(|(_, position)| position.seqno == Seqno(0));
         let engine = Mutex::new(Engine {
             stream,
             fetched: Fetched::Nothing,
             waiting: BTreeMap::new(),
             is_over: false,
+            is_complete: false,
             is_ahead: false,
             checkpoint,
         });
-        Self { engine, acks, table, malformed: Mutex::default(), next_turn: AtomicU64::new(0) }
+        let (malformed, next_turn) = (Mutex::default(), AtomicU64::new(0));
+        Self { engine, acks, table, malformed, watch, is_whole, next_turn }
     }
 
     pub(crate) const fn table(&self) -> &TableSchema {
@@ -156,13 +171,16 @@ impl Shared {
     /// Fetches and decodes the next batch; ready if there is one now or the stream has ended.
     /// Otherwise the reader keeps its place until it [leaves](Self::leave).
     pub(crate) fn poll(&self, turn: Turn, context: &mut Context<'_>) -> Poll<()> {
-        let (polled, _replaced) = {
+        let (polled, is_complete, _replaced) = {
             let mut engine = self.lock();
             let polled = engine.poll(turn, context);
             let place = polled.is_pending().then(|| context.waker().clone());
             let replaced = place.and_then(|waker| engine.waiting.insert(turn, waker));
-            (polled, replaced)
+            (polled, std::mem::take(&mut engine.is_complete), replaced)
         };
+        if is_complete && self.is_whole {
+            self.watch.read_all();
+        }
         match polled {
             Poll::Pending => return Poll::Pending,
             Poll::Ready(None) => {}
@@ -173,8 +191,10 @@ impl Shared {
 
     fn decode(&self, delivered: PendingDelivery) {
         let Delivered { batch, checkpoint, token, .. } = delivered;
-        let mut malformed = MalformedTally::default();
-        let decoded = batch.finish_counting(&mut malformed);
+        let mut tally = DocumentTally::default();
+        let decoded = batch.finish_counting(&mut tally);
+        self.watch.add(&tally);
+        let DocumentTally { malformed, .. } = tally;
         let decoded = decoded.map(|batch| ChangeBatch { batch, checkpoint, token });
         if malformed.whole + malformed.partial > 0 {
             self.count_malformed(malformed);

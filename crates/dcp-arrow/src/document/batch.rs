@@ -12,6 +12,7 @@ use super::decoder::Decoder;
 use super::malformed::{Malformed, Problem};
 use super::malformed_fields::MalformedFields;
 use super::primitives::{Texts, Variants};
+use super::sightings::{DocumentTally, Sightings};
 use super::{DocumentSchema, FieldMasks, MalformedTally, OnMalformed, ValueFormat};
 use crate::BufferPool;
 use crate::rows::{Places, RowKind};
@@ -279,6 +280,7 @@ fn mask(
     column: &mut ValueColumn,
     rows: &Rows<'_>,
     pool: &BufferPool,
+    seen: &mut Sightings,
 ) -> Result<Vec<(usize, Malformed)>, SinkError> {
     let plain = take_plain(column);
     let count = rows.kinds.len();
@@ -290,7 +292,7 @@ fn mask(
         if *kind == RowKind::Mutation {
             let is_json = rows.json.get(row).copied().unwrap_or_default();
             let done = match is_json {
-                true => masks.mask(document, &mut scratch),
+                true => masks.mask(document, &mut scratch, seen),
                 false => Err(Malformed::new(Problem::NotJson, 0)),
             };
             kept = if done.is_ok() { &scratch } else { &[] };
@@ -310,7 +312,7 @@ fn mask(
     Ok(unmasked)
 }
 
-/// Decodes the documents of a batch; `tally` counts those that do not fit.
+/// Decodes the documents of a batch; `tally` says what they were found to be.
 ///
 /// # Errors
 /// [`SinkError`] for the first malformed document, if malformed documents are errors, and if the
@@ -320,18 +322,18 @@ pub(crate) fn decode(
     column: &mut ValueColumn,
     rows: &Rows<'_>,
     pool: &BufferPool,
-    tally: &mut MalformedTally,
+    tally: &mut DocumentTally,
 ) -> Result<Decoded, SinkError> {
     let count = rows.kinds.len();
     let unmasked = match &formats.masks {
-        Some(masks) => mask(masks, column, rows, pool)?,
+        Some(masks) => mask(masks, column, rows, pool, &mut tally.masked)?,
         None => Vec::new(),
     };
     let has_unmasked = !unmasked.is_empty();
     let mut unmasked = unmasked.into_iter().peekable();
     let mut decoder = formats.schema.as_ref().map(|schema| Decoder::new(schema, count));
     let mut value = Value::new(formats.value, formats.masks.is_some(), count);
-    let mut malformed = Malformations::new(formats, count, tally);
+    let mut malformed = Malformations::new(formats, count, &mut tally.malformed);
     for (row, kind) in rows.kinds.iter().enumerate() {
         let bytes = column.plain.value(row);
         let is_json =

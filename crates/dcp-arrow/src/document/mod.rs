@@ -30,6 +30,7 @@ mod observed;
 mod partial;
 mod primitives;
 mod reader;
+mod sightings;
 mod skip;
 mod tally;
 mod timestamps;
@@ -50,6 +51,7 @@ pub use given::{
 };
 pub use masks::{FieldMasks, MaskError};
 pub use observed::{Nested, Observations, ObservedField};
+pub use sightings::{DocumentTally, Sightings};
 pub use skip::json_depth;
 pub use tally::{MalformedKind, MalformedTally};
 pub use widen::Names;

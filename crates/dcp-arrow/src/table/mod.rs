@@ -179,6 +179,11 @@ impl TableSchema {
         self.system_events
     }
 
+    /// Paths of the fields that are masked in documents.
+    pub fn masked_paths(&self) -> impl Iterator<Item = &str> {
+        self.formats.masks.iter().flat_map(FieldMasks::paths)
+    }
+
     /// The Arrow schema.
     #[must_use]
     pub fn arrow(&self) -> SchemaRef {

@@ -1,7 +1,8 @@
 //! Values that do not fit their columns, while the rest of their document is kept.
 
 use dcp_arrow::{
-    DocumentSchema, MALFORMED_FIELDS, MalformedTally, OnMalformed, TableOptions, ValueFormat,
+    DocumentSchema, DocumentTally, MALFORMED_FIELDS, MalformedTally, OnMalformed, TableOptions,
+    ValueFormat,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op};
 use dcp_test::with;
@@ -290,9 +291,9 @@ impl<T> MapEach<T> for Vec<T> {
 fn tally(options: &TableOptions, changes: &[Change<'_>]) -> MalformedTally {
     let mut sink = sink(options);
     changes.iter().for_each(|change| sink.change(change).unwrap());
-    let mut tally = MalformedTally::default();
+    let mut tally = DocumentTally::default();
     sink.take_batch().unwrap().finish_counting(&mut tally).unwrap();
-    tally
+    tally.malformed
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use arrow_array::Array;
 use dcp_arrow::{
-    Columns, DocumentSchema, FieldMasks, MalformedTally, OnMalformed, TableOptions, TableSchema,
+    Columns, DocumentSchema, DocumentTally, FieldMasks, OnMalformed, TableOptions, TableSchema,
     ValueFormat,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op};
@@ -93,12 +93,13 @@ fn document_that_cannot_be_masked_is_null_and_counted() {
         });
         let mut sink = sink(&options);
         changes.iter().for_each(|change| sink.change(change).unwrap());
-        let mut tally = MalformedTally::default();
+        let mut tally = DocumentTally::default();
         let batch = sink.take_batch().unwrap().finish_counting(&mut tally).unwrap();
         let values = batch.column_by_name("value").unwrap();
         let is_valid: Vec<_> = (0..values.len()).map(|row| values.is_valid(row)).collect();
         assert_eq!(is_valid, [vec![false; 8], vec![true, false]].concat(), "{format:?}");
-        assert_eq!((tally.whole, tally.partial), (8, 0));
+        assert_eq!((tally.malformed.whole, tally.malformed.partial), (8, 0));
+        assert_eq!(tally.masked.documents, 1);
         if on_malformed == OnMalformed::Column {
             let empty = Some(Vec::new());
             let noted = [vec![empty; 8], vec![None, None]].concat();
@@ -110,6 +111,22 @@ fn document_that_cannot_be_masked_is_null_and_counted() {
     sink.change(&changes[7]).unwrap();
     let error = sink.take_batch().unwrap().finish().unwrap_err().to_string();
     assert!(error.contains("the document is not JSON"), "{error}");
+}
+
+#[test]
+fn masked_fields_that_documents_have_are_noted() {
+    let paths = ["b", "o.a", "l[]", "o.B", "N", "d"];
+    let options = masking(&paths[..3], &paths[3..]);
+    let mut sink = sink(&options);
+    for value in [r#"{"b": null, "o": [{"a": 1}], "l": [], "n": 1}"#, "[]", "{", "{}"] {
+        sink.change(&Change { value: value.as_bytes(), ..CHANGE }).unwrap();
+    }
+    let mut tally = DocumentTally::default();
+    sink.take_batch().unwrap().finish_counting(&mut tally).unwrap();
+    assert!(sink.schema().masked_paths().eq(paths));
+    let seen: Vec<_> = (0..paths.len()).map(|index| tally.masked.has_seen(index)).collect();
+    assert_eq!(seen, [true, true, true, false, false, false]);
+    assert_eq!(tally.masked.documents, 3);
 }
 
 #[test]

@@ -23,6 +23,7 @@ use crate::runtime::notify::Call;
 use crate::runtime::{ProcessBound, current, flush_log, wait_a_tick};
 use crate::schema::schema_capsule;
 use crate::shared::{Next, Shared, Turn};
+use crate::unmatched::Watch;
 
 /// The turn of an asynchronous reader.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
@@ -69,8 +70,9 @@ impl ChangeStream {
         py: Python<'_>,
         stream: EngineStream<PendingBatch>,
         table: TableSchema,
+        watch: Arc<Watch>,
     ) -> PyResult<Self> {
-        let shared = Arc::new(Shared::new(stream, table));
+        let shared = Arc::new(Shared::new(stream, table, watch));
         Ok(Self {
             shared: ProcessBound::new(py, "stream", shared)?,
             reader: Mutex::new(Reader::None),

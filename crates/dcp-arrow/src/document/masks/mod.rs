@@ -69,6 +69,8 @@ pub struct FieldMasks {
 
 struct Inner {
     root: Node,
+    /// As given.
+    paths: Vec<String>,
     dropped: Vec<String>,
     hashed: Vec<String>,
     key: Option<Key>,
@@ -89,6 +91,8 @@ struct Node {
     action: Option<Action>,
     /// What becomes of its elements, or of the value if it is no array.
     of_elements: Option<Action>,
+    /// Place of the path, if the value or its elements are masked.
+    index: usize,
 }
 
 impl FieldMasks {
@@ -110,6 +114,7 @@ impl FieldMasks {
             return Err(MaskError::new(KEY, "is empty: give random bytes".to_owned()));
         }
         let (mut root, mut texts) = (Node::default(), [Vec::new(), Vec::new()]);
+        let mut paths = Vec::new();
         let given = dropped.iter().map(|path| (path.as_ref(), Action::Drop));
         let given = given.chain(hashed.iter().map(|path| (path.as_ref(), Action::Hash)));
         for (count, (text, action)) in given.enumerate() {
@@ -123,21 +128,27 @@ impl FieldMasks {
                 return Err(wrong(format!("names more than {MAX_PATHS} fields")));
             }
             let path = Path::parse(text).map_err(|why| wrong(format!("{text:?} {why}")))?;
-            root.add(&path, action).ok_or_else(|| {
+            root.add(&path, action, count).ok_or_else(|| {
                 wrong(format!("{text:?} is named twice, or is within another field: name it once"))
             })?;
             texts.push(path.to_string());
+            paths.push(text.to_owned());
         }
         texts.iter_mut().for_each(|texts| texts.sort());
         let [dropped, hashed] = texts;
         let key = key.and_then(Key::new);
-        Ok(Self { inner: Arc::new(Inner { root, dropped, hashed, key }) })
+        Ok(Self { inner: Arc::new(Inner { root, paths, dropped, hashed, key }) })
     }
 
     /// Whether no field is masked.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.inner.dropped.is_empty() && self.inner.hashed.is_empty()
+    }
+
+    /// The paths as they were given, those to drop first.
+    pub fn paths(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.inner.paths.iter().map(String::as_str)
     }
 
     /// The masks as a JSON object, the same for those that do the same. Of a key, it has a hash of
@@ -180,7 +191,7 @@ fn hex(bytes: &[u8]) -> String {
 
 impl Node {
     /// Adds a path; `None` if it leads into another one, or another one into it.
-    fn add(&mut self, path: &Path, action: Action) -> Option<()> {
+    fn add(&mut self, path: &Path, action: Action, index: usize) -> Option<()> {
         let mut node = self;
         for name in &path.names {
             if node.is_masked() {
@@ -196,6 +207,7 @@ impl Node {
         } else {
             node.action = Some(action);
         }
+        node.index = index;
         Some(())
     }
 
@@ -212,8 +224,8 @@ impl fmt::Debug for FieldMasks {
 
 impl Default for FieldMasks {
     fn default() -> Self {
-        let inner =
-            Inner { root: Node::default(), dropped: Vec::new(), hashed: Vec::new(), key: None };
+        let (root, paths) = (Node::default(), Vec::new());
+        let inner = Inner { root, paths, dropped: Vec::new(), hashed: Vec::new(), key: None };
         Self { inner: Arc::new(inner) }
     }
 }

@@ -6,22 +6,30 @@ use super::canonical::canonical;
 use super::{Action, FieldMasks, MAX_DEPTH, Node};
 use crate::document::malformed::{Malformed, Problem, Result};
 use crate::document::reader::MAX_DOCUMENT_BYTES;
+use crate::document::sightings::Sightings;
 use crate::document::skip::{raw_key, skip, unescaped, whole_pairs};
 
 impl FieldMasks {
     /// Writes a document without what is masked; other bytes stay as they are.
-    pub(in crate::document) fn mask(&self, document: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    pub(in crate::document) fn mask(
+        &self,
+        document: &[u8],
+        out: &mut Vec<u8>,
+        seen: &mut Sightings,
+    ) -> Result<()> {
         out.clear();
         if let Err(error) = std::str::from_utf8(document) {
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
         }
         let whole = whole_pairs(document);
         let json = Jiter::new(&whole);
-        let mut rewriter = Rewriter { masks: self, json, document, copied: 0, out };
+        let mut rewriter = Rewriter { masks: self, json, document, copied: 0, out, seen };
         let peek = rewriter.json.peek()?;
         rewriter.value(&self.inner.root, peek, 0)?;
         rewriter.json.finish()?;
-        rewriter.copy(document.len())
+        rewriter.copy(document.len())?;
+        rewriter.seen.documents += 1;
+        Ok(())
     }
 }
 
@@ -33,6 +41,8 @@ struct Rewriter<'j, 'm> {
     /// Up to where the document was copied, or left out.
     copied: usize,
     out: &'m mut Vec<u8>,
+    /// The masked fields that there were.
+    seen: &'m mut Sightings,
 }
 
 /// What was kept of the items of an object or an array.
@@ -80,6 +90,9 @@ impl Rewriter<'_, '_> {
 
     /// Reads the value of a member; whether the member is dropped.
     fn member(&mut self, node: &Node, peek: Peek, depth: usize) -> Result<bool> {
+        if node.is_masked() {
+            self.seen.see(node.index);
+        }
         match (node.action, node.of_elements) {
             (None, None) => self.value(node, peek, depth + 1).map(|()| false),
             (None, Some(action)) if peek == Peek::Array => self.elements(action).map(|()| false),
