@@ -28,6 +28,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointLock",
     "Client",
+    "DecodedDocuments",
     "DocumentDecoder",
     "EmbeddedCluster",
     "Inference",
@@ -306,7 +307,9 @@ class DocumentDecoder:
     @property
     def names(self) -> list[str]: ...
     def __arrow_c_schema__(self) -> object: ...
-    def decode(self, offsets: memoryview, data: memoryview, kinds: memoryview) -> ArrowBatch: ...
+    def decode(
+        self, offsets: memoryview, data: memoryview, kinds: memoryview
+    ) -> DecodedDocuments: ...
     def grown(
         self,
         offsets: memoryview,
@@ -315,6 +318,16 @@ class DocumentDecoder:
         adds_fields: bool,
         widens_types: bool,
     ) -> str: ...
+
+@final
+class DecodedDocuments:
+    @property
+    def missing(self) -> list[str]: ...
+    @property
+    def documents(self) -> int: ...
+    def __arrow_c_array__(
+        self, requested_schema: object | None = None
+    ) -> tuple[object, object]: ...
 
 @final
 class Inference:

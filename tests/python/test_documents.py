@@ -167,6 +167,59 @@ def test_a_malformed_document_can_end_the_stream(cluster, client):
     assert "secret" not in str(raised.value)
 
 
+def unmatched(caplog):
+    """Gives what was logged of columns that no document has, and forgets it."""
+    events = [each for each in caplog.records if getattr(each, "event", None) == "column_unmatched"]
+    assert {each.levelname for each in events} <= {"WARNING"}
+    found = sorted(tuple(each.fields.values()) for each in events)
+    caplog.clear()
+    return found
+
+
+def test_column_that_no_document_has_is_warned_of_once(cluster, client, caplog):
+    for number in range(3):
+        cluster.upsert(f"k{number}", {"name": "a", "gone": None, "wrong": "x", "dropped": 1})
+    schema = "name STRING, gone STRING, wrong INT, dropped INT, nmae INT"
+    options = {"until": "now", "drop_fields": "dropped"}
+    for prefix, expected in (("", [("nmae", 3)]), ("doc_", [])):
+        documents = DocumentSchema(schema, prefix=prefix)
+        assert sum(map(len, client.stream(document_schema=documents, **options))) == 3
+        assert unmatched(caplog) == expected
+    list(client.stream(until="now", document_schema="name STRING, gone INT"))
+    assert unmatched(caplog) == []
+
+
+@pytest.mark.parametrize("own", [{}, {"extra": "column"}, {"new_fields": "evolve"}])
+def test_column_of_a_table_that_no_document_has_is_warned_of_once(
+    cluster, client, tmp_path, caplog, own
+):
+    options = {"document_schema": "nmae STRING, gone INT, dropped INT", "drop_fields": "dropped"}
+    options |= {"target": f"duckdb://{tmp_path}/d.duckdb?table=t", "once": True, **own}
+    for number in range(5):
+        cluster.upsert(f"k{number}", {"name": "a", "gone": None})
+    dcp_rs.replicate(client, **options)
+    assert unmatched(caplog) == [("nmae", 5)]
+    cluster.upsert("k", {"name": "b"})
+    with cluster.connect() as another:
+        dcp_rs.replicate(another, **options)
+    assert unmatched(caplog) == []
+
+
+def test_column_of_a_table_that_follows_is_warned_of(
+    cluster, client, tmp_path, caplog, monkeypatch
+):
+    monkeypatch.setattr("dcp_rs.replication.schemas._ENOUGH", 3)
+    options = {"target": f"duckdb://{tmp_path}/d.duckdb?table=t", "once": True}
+    options |= {"document_schema": "nmae STRING, name STRING", "extra": "column"}
+    cluster.upsert("k", b"[]")
+    dcp_rs.replicate(client, **options)
+    for count, expected in ((2, []), (3, [("nmae", 3)])):
+        for number in range(count):
+            cluster.upsert(f"k{number}", {"name": str(number)})
+        dcp_rs.replicate(client, **options)
+        assert unmatched(caplog) == expected
+
+
 def test_only_values_that_do_not_fit_are_null(cluster, client, caplog):
     cluster.upsert("o1", {"total": 10, "country": "NO", "items": [{"price": 1}]})
     cluster.upsert("o2", {"total": 10.5, "country": "secret", "items": [{}, {"price": "secret"}]})

@@ -163,6 +163,7 @@ def test_every_class_of_the_extension_is_wrapped():
         "Checkpoint": dcp_rs.Checkpoint,
         "CheckpointLock": dcp_rs.FileStore,
         "Client": dcp_rs.Client,
+        "DecodedDocuments": decoding.Decoder,
         "DocumentDecoder": decoding.Decoder,
         "Inference": decoding.Inference,
         "KafkaProducer": session.Session,

@@ -2,9 +2,10 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use arrow_array::RecordBatch;
 use dcp_arrow::{
     DocumentDecoder as Decoder, DocumentSchema, GivenDocuments, GivenKind, Names, Nested,
-    Observations, ObservedField, SchemaError,
+    Observations, ObservedField, SchemaError, Sightings,
 };
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
@@ -12,7 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 
 use crate::arguments::Arguments;
-use crate::batch::ArrowBatch;
+use crate::batch::capsules;
 use crate::classes::Class;
 use crate::error::{Failure, Kind};
 use crate::schema::schema_capsule;
@@ -118,18 +119,24 @@ impl DocumentDecoder {
         schema_capsule(py, &self.decoder.arrow())
     }
 
-    /// Decodes documents to the columns, and those that say what did not fit.
+    /// Decodes documents to the columns, and those that say what did not fit. Returns the names of
+    /// the fields that no document had, and the number of documents, too.
     fn decode(
         &self,
         py: Python<'_>,
         offsets: PyBuffer<i32>,
         data: PyBuffer<u8>,
         kinds: PyBuffer<u8>,
-    ) -> PyResult<ArrowBatch> {
+    ) -> PyResult<DecodedDocuments> {
         let given = Given::read(py, &offsets, &data, &kinds)?;
-        let decoded = py.detach(|| self.decoder.decode(given.documents()));
+        let mut seen = Sightings::default();
+        let decoded = py.detach(|| self.decoder.decode(given.documents(), &mut seen));
         let failed = |error: arrow_schema::ArrowError| Failure::new(Kind::Dcp, error.to_string());
-        Ok(ArrowBatch(decoded.map_err(failed)?))
+        let batch = decoded.map_err(failed)?;
+        let names = self.decoder.schema().names().enumerate();
+        let missing = names.filter(|(index, _)| !seen.has_seen(*index));
+        let missing = missing.map(|(_, name)| name.to_owned()).collect();
+        Ok(DecodedDocuments { batch, missing, documents: seen.documents })
     }
 
     /// The text of a schema that holds documents, too.
@@ -145,6 +152,32 @@ impl DocumentDecoder {
         let given = Given::read(py, &offsets, &data, &kinds)?;
         let grown = py.detach(|| self.decoder.grown(given.documents(), adds_fields, widens_types));
         Ok(grown.to_ddl())
+    }
+}
+
+/// Documents in columns.
+#[pyclass(frozen, module = "dcp_rs._dcp_rs")]
+#[derive(Debug)]
+pub(crate) struct DecodedDocuments {
+    batch: RecordBatch,
+    /// Fields of the schema that no document has.
+    #[pyo3(get)]
+    missing: Vec<String>,
+    /// Documents that are JSON objects.
+    #[pyo3(get)]
+    documents: u64,
+}
+
+#[pymethods]
+impl DecodedDocuments {
+    #[pyo3(signature = (requested_schema=None))]
+    fn __arrow_c_array__<'py>(
+        &self,
+        py: Python<'py>,
+        requested_schema: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let _wish = requested_schema;
+        capsules(py, &self.batch)
     }
 }
 

@@ -45,7 +45,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::decode::{decode, json_depth, wanted};
     #[pymodule_export]
-    use super::documents::{DocumentDecoder, Inference};
+    use super::documents::{DecodedDocuments, DocumentDecoder, Inference};
     #[pymodule_export]
     use super::kafka::KafkaProducer;
     #[pymodule_export]

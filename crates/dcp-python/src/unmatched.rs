@@ -21,7 +21,8 @@ pub(crate) struct Watches(Arc<Mutex<Vec<Arc<Watch>>>>);
 impl Watches {
     /// The watch of the streams with this table.
     pub(crate) fn of(&self, table: &TableSchema) -> Arc<Watch> {
-        let watch = Watch { masked: Fields::new(table.masked_paths()) };
+        let masked = Fields::new(table.masked_paths());
+        let watch = Watch { masked, decoded: Fields::new(table.decoded_fields()) };
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(same) = known.iter().find(|known| known.names_as(&watch)) {
             return Arc::clone(same);
@@ -39,21 +40,24 @@ impl Watches {
 #[derive(Debug)]
 pub(crate) struct Watch {
     masked: Fields,
+    decoded: Fields,
 }
 
 impl Watch {
     fn names_as(&self, other: &Self) -> bool {
-        self.masked.names == other.masked.names
+        self.masked.names == other.masked.names && self.decoded.names == other.decoded.names
     }
 
     /// Adds the documents of a batch.
     pub(crate) fn add(&self, batch: &DocumentTally) {
         report_masks(self.masked.add(&batch.masked));
+        report_columns(self.decoded.add(&batch.decoded));
     }
 
     /// Takes note that a stream has delivered all documents that there were.
     pub(crate) fn read_all(&self) {
         report_masks(self.masked.decide());
+        report_columns(self.decoded.decide());
     }
 }
 
@@ -72,17 +76,30 @@ fn report_masks((paths, documents): Unseen<'_>) {
     }
 }
 
+fn report_columns((columns, documents): Unseen<'_>) {
+    for column in columns {
+        tracing::warn!(
+            name: "column_unmatched",
+            target: DOCUMENTS,
+            column, documents,
+            "no document has the field of a column, which is null in every row: is it spelt as in \
+             the documents? Names are case-sensitive"
+        );
+    }
+}
+
 /// The fields that an option names.
 #[derive(Debug)]
 struct Fields {
-    names: Vec<String>,
+    /// With their places.
+    names: Vec<(usize, String)>,
     /// What was seen of them; `None` after it was decided whether they are reported.
     seen: Mutex<Option<Sightings>>,
 }
 
 impl Fields {
-    fn new<'a>(names: impl Iterator<Item = &'a str>) -> Self {
-        let names: Vec<_> = names.map(str::to_owned).collect();
+    fn new<'a>(names: impl Iterator<Item = (usize, &'a str)>) -> Self {
+        let names: Vec<_> = names.map(|(index, name)| (index, name.to_owned())).collect();
         let seen = (!names.is_empty()).then(Sightings::default);
         Self { names, seen: Mutex::new(seen) }
     }
@@ -103,8 +120,7 @@ impl Fields {
     fn decide(&self) -> Unseen<'_> {
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(seen) = seen.take_if(|seen| seen.documents > 0) else { return Unseen::default() };
-        let names = self.names.iter().enumerate();
-        let unseen = names.filter(|(index, _)| !seen.has_seen(*index));
+        let unseen = self.names.iter().filter(|(index, _)| !seen.has_seen(*index));
         (unseen.map(|(_, name)| name.as_str()).collect(), seen.documents)
     }
 }

@@ -97,10 +97,14 @@ class Decoded(NamedTuple):
     Attributes:
         columns: The columns by name, with the notes of what does not fit.
         flags: What each document is to its columns.
+        missing: Fields of the schema that no document has.
+        documents: Documents that are JSON objects.
     """
 
     columns: dict[str, pa.Array]
     flags: pa.Array
+    missing: list[str]
+    documents: int
 
     def has(self, flag: int) -> pa.Array:
         """Returns whether each document has a flag."""
@@ -153,9 +157,10 @@ class Decoder:
 
     def decode(self, changes: pa.Table) -> Decoded:
         """Decodes the documents of changes."""
-        found = pa.record_batch(self._inner.decode(*Documents.of(changes)))
+        decoded = self._inner.decode(*Documents.of(changes))
+        found = pa.record_batch(decoded)
         columns = dict(zip(found.schema.names, found.columns, strict=True))
-        return Decoded(columns, columns.pop(_FLAGS))
+        return Decoded(columns, columns.pop(_FLAGS), decoded.missing, decoded.documents)
 
     def grown(
         self, changes: pa.Table, only: pa.Array, *, adds_fields: bool, widens_types: bool

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.state import Mode, Nested, State
 
 _log = logging.getLogger("dcp_rs.replication")
+_log_of_documents = logging.getLogger("dcp_rs.documents")
 
 INFER = "infer"
 """The `document_schema` that stands for one which is inferred."""
@@ -44,6 +45,8 @@ TypeConflicts = Literal["evolve", "null", "reject"]
 _ROUNDS = 4
 # Documents of a commit whose columns are tried one by one.
 _MAX_TRIED = 200
+# Documents after which a column that none of them has is warned of, as by streams.
+_ENOUGH = 1000
 # Names of fields in the reason of a reject.
 _NAMES = 3
 
@@ -203,6 +206,14 @@ class Contract:
         return as_ddl(text) or ""
 
     @property
+    def given_fields(self) -> set[str]:
+        """Fields of documents that columns were given for, but those that are dropped."""
+        if self.infers or not self.base:
+            return set()
+        names = Decoder(self.base, prefix="", is_exact=False).names
+        return set(names) - set(self.masks.drop_fields)
+
+    @property
     def prefix(self) -> str | None:
         """What the names of columns begin with; `None` if names are found that are free."""
         given = self.document_schema
@@ -306,6 +317,9 @@ class OwnSchema:
         self._widens = widens
         self.decision: Decision | None = None
         self.layout = contract.decided(mode, None)
+        # Columns that were given and that no document had, until they have been warned of.
+        self._missing = contract.given_fields
+        self._documents = 0
 
     def restore(self, state: State | None) -> None:
         """Takes the decision of a state.
@@ -376,9 +390,27 @@ class OwnSchema:
             decoder = self.layout.decoder or decoder
             decoded = decoder.decode(changes)
         self._note(decoded)
+        self._missing &= set(decoded.missing)
+        self._documents += decoded.documents
+        if self._documents >= _ENOUGH:
+            self.read_enough()
         if self.contract._on_malformed == "fail":  # noqa: SLF001 - of this module
             _refuse(changes, decoded)
         return decoded
+
+    def read_enough(self) -> None:
+        """Warns of columns that no document had so far, if there were documents."""
+        missing, documents = sorted(self._missing), self._documents
+        if not documents:
+            return
+        self._missing = set()
+        for column in missing:
+            _log_of_documents.warning(
+                "no document has the field of the column %s, which is null in every row: is it"
+                " spelt as in the documents? Names are case-sensitive",
+                column,
+                extra=about("column_unmatched", column=column, documents=documents),
+            )
 
     def _grown(self, decoder: Decoder, changes: pa.Table, decoded: Decoded) -> str | None:
         """Returns the schema that holds the documents, too; `None` if it is the same."""

@@ -352,6 +352,9 @@ class Table:
         else:
             commit, unfit = self._as_commit(changes, after, rereading)
             commit = replace(commit, removals=[*removals, *commit.removals])
+        is_loaded = is_caught_up and state.complete_generation < state.generation
+        if self._schema is not None and is_loaded:
+            self._schema.read_enough()
         commit = rejecting(commit, unfit)
         refuse(commit.rejects, commit.on_error)
         return Step(commit, reducing.count(changes, state.mode), len(rollbacks))

@@ -366,7 +366,7 @@ pub(crate) fn decode(
             return Err(rows.places.error(row, what.to_owned()));
         }
     }
-    finish(decoder, value, malformed, column, pool).map_err(|error| {
+    finish(decoder, value, malformed, column, pool, &mut tally.decoded).map_err(|error| {
         rows.places.error(0, format!("documents do not match their columns: {error}"))
     })
 }
@@ -396,8 +396,9 @@ fn finish(
     malformed: Malformations<'_>,
     column: &mut ValueColumn,
     pool: &BufferPool,
+    seen: &mut Sightings,
 ) -> Result<Decoded, ArrowError> {
-    let documents = decoder.map(Decoder::finish).transpose()?.unwrap_or_default();
+    let documents = decoder.map(|decoder| decoder.finish(seen)).transpose()?.unwrap_or_default();
     let value = value.finish(column, pool)?;
     let (malformed, malformed_fields) = malformed.finish()?;
     Ok(Decoded { documents, value, malformed, malformed_fields })

@@ -20,6 +20,8 @@ pub(super) struct Objects {
     names: Vec<Box<str>>,
     by_name: HashMap<Box<str>, usize>,
     pub(super) columns: Vec<Builder>,
+    /// Whether there was a null for each of them, or a value that does not fit.
+    pub(super) had_none: Vec<bool>,
 }
 
 impl Objects {
@@ -32,6 +34,7 @@ impl Objects {
         Self {
             by_name: by_name.collect(),
             columns: fields.iter().map(|field| Builder::new(&field.kind, rows)).collect(),
+            had_none: vec![false; names.len()],
             names,
         }
     }

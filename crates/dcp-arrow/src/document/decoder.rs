@@ -9,6 +9,7 @@ use super::malformed::{Malformed, Problem, Result};
 use super::malformed_fields::MalformedFields;
 use super::partial::PartialReader;
 use super::reader::{MAX_DOCUMENT_BYTES, Reader};
+use super::sightings::Sightings;
 use super::skip::whole_pairs;
 
 /// Builders of the columns of a batch's documents.
@@ -17,6 +18,8 @@ pub(super) struct Decoder {
     schema: DocumentSchema,
     fields: Objects,
     rows: usize,
+    /// Rows with a document.
+    documents: u64,
     scratch: Vec<u8>,
     /// Total decoded size of the documents in bytes.
     len_bytes: usize,
@@ -34,6 +37,7 @@ impl Decoder {
             schema,
             fields,
             rows: 0,
+            documents: 0,
             scratch: Vec::new(),
             len_bytes: 0,
             width,
@@ -84,9 +88,12 @@ impl Decoder {
         if let Err(malformed) = read {
             self.fields.truncate(self.rows);
             self.push_null();
+            let field = malformed.column.and_then(|index| self.fields.had_none.get_mut(index));
+            field.into_iter().for_each(|had_none| *had_none = true);
             return Err(malformed);
         }
         self.rows += 1;
+        self.documents += 1;
         self.len_bytes += MAX_DOCUMENT_BYTES - rest + self.width;
         Ok(())
     }
@@ -120,10 +127,18 @@ impl Decoder {
         self.len_bytes += self.width;
     }
 
-    /// The columns in the order of the schema.
-    pub(super) fn finish(self) -> Result<Vec<ArrayRef>, ArrowError> {
+    /// The columns in the order of the schema; `seen` learns which of them documents had.
+    pub(super) fn finish(self, seen: &mut Sightings) -> Result<Vec<ArrayRef>, ArrowError> {
         let types = self.schema.arrow();
         let columns = self.fields.columns.into_iter().zip(&types);
-        columns.map(|(column, field)| column.finish(field.data_type())).collect()
+        let columns = columns.map(|(column, field)| column.finish(field.data_type()));
+        let columns = columns.collect::<Result<Vec<_>, _>>()?;
+        seen.documents += self.documents;
+        for (index, (column, had_none)) in columns.iter().zip(self.fields.had_none).enumerate() {
+            if had_none || column.null_count() < column.len() {
+                seen.see(index);
+            }
+        }
+        Ok(columns)
     }
 }

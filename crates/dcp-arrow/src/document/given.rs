@@ -13,6 +13,7 @@ use super::malformed_fields::{MalformedFields, Step};
 use super::observed::{Nested, Observations};
 use super::primitives::Texts;
 use super::reader::{MAX_DOCUMENT_BYTES, Reader};
+use super::sightings::Sightings;
 use super::skip::{raw_key, skip, unescaped, whole_pairs};
 use super::widen::Names;
 use super::{DocumentSchema, Field, Kind, MALFORMED_FIELDS};
@@ -165,11 +166,15 @@ impl DocumentDecoder {
         }
     }
 
-    /// Decodes documents.
+    /// Decodes documents; `seen` learns which fields of the schema they had.
     ///
     /// # Errors
     /// [`ArrowError`] if the columns cannot be made.
-    pub fn decode(&self, documents: GivenDocuments<'_>) -> Result<RecordBatch, ArrowError> {
+    pub fn decode(
+        &self,
+        documents: GivenDocuments<'_>,
+        seen: &mut Sightings,
+    ) -> Result<RecordBatch, ArrowError> {
         let count = documents.kinds.len();
         let mut decoder = Decoder::new(&self.schema, count).exact_if(self.is_exact);
         let mut flags = Vec::with_capacity(count);
@@ -201,7 +206,7 @@ impl DocumentDecoder {
             flags.push(flag);
         }
         let mut columns = Vec::new();
-        for column in decoder.finish()? {
+        for column in decoder.finish(seen)? {
             self.flat_columns(&column, &mut columns);
         }
         columns.push(Arc::new(noted.strings()?));

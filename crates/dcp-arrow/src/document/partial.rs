@@ -195,6 +195,9 @@ impl<'j, 's> PartialReader<'j, 's> {
             let field = found.and_then(|index| schema.get(index));
             match (column, field) {
                 (Some(column), Some(field)) => {
+                    if let Some(had_none) = found.and_then(|index| fields.had_none.get_mut(index)) {
+                        *had_none = true;
+                    }
                     let step = Step::Field(&field.name);
                     if column.len() > row {
                         column.set_null(row);

@@ -305,6 +305,11 @@ impl<'j> Reader<'j> {
             return Err(self.malformed(Problem::Duplicate));
         }
         let peek = self.json.peek()?;
+        if peek == Peek::Null
+            && let Some(had_none) = fields.had_none.get_mut(index)
+        {
+            *had_none = true;
+        }
         self.read(column, peek)
     }
 

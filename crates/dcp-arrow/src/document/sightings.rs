@@ -44,6 +44,8 @@ pub struct DocumentTally {
     /// The masked fields that were in them, by their place in
     /// [`FieldMasks::paths`](super::FieldMasks::paths).
     pub masked: Sightings,
+    /// The fields of the schema that were in them, by their place in it.
+    pub decoded: Sightings,
 }
 
 #[cfg(test)]

@@ -179,9 +179,17 @@ impl TableSchema {
         self.system_events
     }
 
-    /// Paths of the fields that are masked in documents.
-    pub fn masked_paths(&self) -> impl Iterator<Item = &str> {
-        self.formats.masks.iter().flat_map(FieldMasks::paths)
+    /// Paths of the fields that are masked in documents, with their places.
+    pub fn masked_paths(&self) -> impl Iterator<Item = (usize, &str)> {
+        self.formats.masks.iter().flat_map(FieldMasks::paths).enumerate()
+    }
+
+    /// Names of the fields that documents are decoded to, with their places; not of those that are
+    /// dropped.
+    pub fn decoded_fields(&self) -> impl Iterator<Item = (usize, &str)> {
+        let Formats { schema, masks, .. } = &self.formats;
+        let names = schema.iter().flat_map(DocumentSchema::names).enumerate();
+        names.filter(|(_, name)| masks.as_ref().is_none_or(|masks| !masks.drops(name)))
     }
 
     /// The Arrow schema.

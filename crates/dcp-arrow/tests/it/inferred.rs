@@ -6,7 +6,7 @@ use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::DataType;
 use dcp_arrow::{
     DocumentDecoder, DocumentSchema, EXTRA, FLAGS, GivenDocuments, GivenKind, HAS_MALFORMED,
-    HAS_UNMAPPED, IS_MALFORMED, Names, Nested, Observations,
+    HAS_UNMAPPED, IS_MALFORMED, Names, Nested, Observations, Sightings,
 };
 use proptest::prelude::*;
 
@@ -50,7 +50,8 @@ fn inferred<T: AsRef<[u8]>>(documents: &[T], nested: Nested) -> Option<String> {
 
 fn decoded<T: AsRef<[u8]>>(ddl: &str, documents: &[T], nested: Nested) -> RecordBatch {
     let schema = DocumentSchema::parse(ddl).unwrap();
-    decoder(&schema, nested).decode(Column::new(documents).documents()).unwrap()
+    let mut seen = Sightings::default();
+    decoder(&schema, nested).decode(Column::new(documents).documents(), &mut seen).unwrap()
 }
 
 fn grown<T: AsRef<[u8]>>(ddl: &str, documents: &[T], nested: Nested) -> String {

@@ -1,8 +1,8 @@
 //! Values that do not fit their columns, while the rest of their document is kept.
 
 use dcp_arrow::{
-    DocumentSchema, DocumentTally, MALFORMED_FIELDS, MalformedTally, OnMalformed, TableOptions,
-    ValueFormat,
+    DocumentSchema, DocumentTally, FieldMasks, MALFORMED_FIELDS, MalformedTally, OnMalformed,
+    TableOptions, ValueFormat,
 };
 use dcp_proto::{BatchSink, Change, ChangeSink, Op};
 use dcp_test::with;
@@ -337,4 +337,26 @@ fn documents_are_counted_and_each_kind_is_new_once() {
     let mut all = MalformedTally::default();
     assert_eq!(all.add(tally(&column, &changes)), [], "the column says why");
     assert_eq!((all.whole, all.partial), (6, 0));
+}
+
+#[test]
+fn fields_that_documents_have_are_noted_apart_from_their_values() {
+    let schema = "name STRING, nmae STRING, gone INT, wrong INT, dropped STRING, o STRUCT<x: INT>";
+    let masks = FieldMasks::new(&["dropped"], &[] as &[&str], None).unwrap();
+    for on_malformed in [OnMalformed::Null, OnMalformed::Column] {
+        let options = with(keeping(schema), |o| {
+            (o.on_malformed, o.masks) = (on_malformed, masks.clone());
+        });
+        let mut sink = sink(&options);
+        for value in [r#"{"gone": null}"#, r#"{"wrong": "x"}"#, r#"{"name": ""}"#, "[]", "{"] {
+            sink.change(&document(value)).unwrap();
+        }
+        let mut tally = DocumentTally::default();
+        sink.take_batch().unwrap().finish_counting(&mut tally).unwrap();
+        let unseen = |(index, name)| (!tally.decoded.has_seen(index)).then_some(name);
+        let unseen: Vec<_> = sink.schema().decoded_fields().filter_map(unseen).collect();
+        assert_eq!(unseen, ["nmae", "o"], "{on_malformed:?}");
+        let expected = if on_malformed == OnMalformed::Null { 3 } else { 2 };
+        assert_eq!(tally.decoded.documents, expected);
+    }
 }

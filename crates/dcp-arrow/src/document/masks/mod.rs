@@ -151,6 +151,12 @@ impl FieldMasks {
         self.inner.paths.iter().map(String::as_str)
     }
 
+    /// Whether no document has a field of this name any more.
+    pub(crate) fn drops(&self, name: &str) -> bool {
+        let member = self.inner.root.members.get(name);
+        member.is_some_and(|member| member.action == Some(Action::Drop))
+    }
+
     /// The masks as a JSON object, the same for those that do the same. Of a key, it has a hash of
     /// which the key cannot be found, unless it can be guessed.
     #[must_use]
