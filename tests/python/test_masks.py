@@ -266,6 +266,7 @@ def test_wrong_masks_are_refused_and_the_key_is_not_shown(client):
         ({"hash_key": KEY}, "hash_key"),
         ({"hash_fields": "a", "hash_key": 5}, "hash_key"),
         ({"hash_fields": 5}, "hash_fields"),
+        ({"hash_fields": "a", "document_schema": "a INT"}, "hash_fields"),
         ({"drop_fields": "a", "include": "xattrs"}, "drop_fields"),
     ]:
         with pytest.raises(ConfigError) as refused:
@@ -322,6 +323,15 @@ def test_masked_path_that_a_thousand_documents_lack_is_warned_of(client, cluster
 
 
 # ----- tables -----
+
+
+@pytest.mark.parametrize("own", [{}, {"extra": "column"}])
+def test_hashed_column_that_is_no_text_is_refused_before_a_table_is_made(client, tmp_path, own):
+    path = tmp_path / "d.duckdb"
+    options = {"hash_fields": "price", "document_schema": "price INT", "once": True, **own}
+    with pytest.raises(ConfigError, match=r'"price" is hashed.*declare it STRING, not INT'):
+        dcp_rs.replicate(client, f"duckdb://{path}?table=t", **options)
+    assert not path.exists()
 
 
 def cells(path):

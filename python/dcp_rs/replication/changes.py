@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS, DocumentSchema
+from dcp_rs import _dcp_rs
+from dcp_rs.documents import MALFORMED, MALFORMED_FIELDS, DocumentSchema, as_options
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.decoding import (
     EXTRA,
@@ -133,6 +134,9 @@ class Layout:
             "document_schema": documents,
         }
         read = Schema(columns=[*columns, *_READ_ONLY], **given).to_pyarrow()
+        if masks is not None:
+            # A column that can hold no hash is refused before anything is read.
+            _dcp_rs.Schema({**given, "document_schema": as_options(documents), **masks.options})
         keeps_op = mode == "log" or "op" in more
         kept = [column for column in columns if column != "op" or keeps_op]
         if mode != "log" and not keeps_text:

@@ -102,6 +102,7 @@ impl TableSchema {
     /// [`SchemaError`] if columns are unknown, duplicate, missing or contradict an option.
     pub fn new(options: &TableOptions) -> Result<Self, SchemaError> {
         check(options)?;
+        options.document_schema.iter().try_for_each(|schema| options.masks.check(schema))?;
         let documents = document_names(options)?;
         let slots = match &options.columns {
             Columns::Named(names) => named(names, &documents, options)?,

@@ -185,3 +185,32 @@ fn mask_options_are_checked_and_no_key_is_shown() {
         assert!(TableSchema::new(&options).unwrap_err().to_string().contains("leave xattrs out"));
     }
 }
+
+#[test]
+fn hashed_field_needs_a_column_of_text() {
+    for (path, schema, unfit) in [
+        ("a", "a INT", Some("not INT")),
+        ("a", "b INT, a STRING", None),
+        ("a", "a VARIANT", None),
+        ("a", "a BINARY", Some("not BINARY")),
+        ("a", "a ARRAY<STRING>", Some("not ARRAY")),
+        ("a[]", "a ARRAY<STRING>", None),
+        ("a[]", "a STRING", None),
+        ("a[]", "a ARRAY<DATE>", Some("not DATE")),
+        ("a.b", "a STRING, b INT", None),
+        ("a.b", "a STRUCT<b: INT>", Some("not INT")),
+        ("a.b", "a ARRAY<STRUCT<c: INT, b: STRUCT<d: INT>>>", Some("not STRUCT")),
+        ("a.b", "a MAP<STRING, BIGINT>", Some("not BIGINT")),
+        ("A", "a INT", None),
+    ] {
+        let options = with(masking(&["d"], &[path]), |o| {
+            o.document_schema = Some(DocumentSchema::parse(schema).unwrap());
+        });
+        let error = TableSchema::new(&options).err();
+        assert_eq!(error.is_some(), unfit.is_some(), "{path} in {schema}");
+        if let (Some(error), Some(said)) = (error, unfit) {
+            assert_eq!(error.options(), ["hash_fields", "document_schema"]);
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+}

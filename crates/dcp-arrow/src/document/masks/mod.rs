@@ -20,6 +20,8 @@ use thiserror::Error;
 
 use paths::Path;
 
+use super::{DocumentSchema, Field, Kind};
+
 /// Maximum number of paths.
 const MAX_PATHS: usize = 1_000;
 /// Maximum depth of objects and arrays on the way to a masked field, and within a hashed value.
@@ -151,6 +153,18 @@ impl FieldMasks {
         self.inner.paths.iter().map(String::as_str)
     }
 
+    /// Checks that columns of text take the hashes.
+    ///
+    /// # Errors
+    /// [`MaskError`] if a hashed field has a column of another type, which would be null.
+    pub(crate) fn check(&self, schema: &DocumentSchema) -> Result<(), MaskError> {
+        let Some((index, kind)) = self.inner.root.unfit(&schema.fields) else { return Ok(()) };
+        let path = self.inner.paths.get(index).map_or("", String::as_str);
+        let problem =
+            format!("{path:?} is hashed, and a hash is text: declare it STRING, not {kind}");
+        Err(MaskError::new(&["hash_fields", "document_schema"], problem))
+    }
+
     /// Whether no document has a field of this name any more.
     pub(crate) fn drops(&self, name: &str) -> bool {
         let member = self.inner.root.members.get(name);
@@ -215,6 +229,29 @@ impl Node {
         }
         node.index = index;
         Some(())
+    }
+
+    /// The place of a path that is hashed, and its type, which takes no hash.
+    fn unfit<'a>(&self, fields: &'a [Field]) -> Option<(usize, &'a Kind)> {
+        fields.iter().find_map(|field| self.members.get(&*field.name)?.unfit_in(&field.kind))
+    }
+
+    fn unfit_in<'a>(&self, kind: &'a Kind) -> Option<(usize, &'a Kind)> {
+        let takes_text = |kind: &Kind| matches!(kind, Kind::String | Kind::Variant);
+        match (self.action, self.of_elements, kind) {
+            (_, Some(Action::Hash), Kind::Array(element)) => {
+                (!takes_text(element)).then_some((self.index, element.as_ref()))
+            }
+            (Some(Action::Hash), _, _) | (_, Some(Action::Hash), _) => {
+                (!takes_text(kind)).then_some((self.index, kind))
+            }
+            (_, _, Kind::Array(element)) => self.unfit_in(element),
+            (_, _, Kind::Struct(fields)) => self.unfit(fields),
+            (_, _, Kind::Map(value)) => {
+                self.members.values().find_map(|member| member.unfit_in(value))
+            }
+            _ => None,
+        }
     }
 
     fn is_masked(&self) -> bool {
