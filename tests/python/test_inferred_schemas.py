@@ -74,6 +74,31 @@ def test_each_collection_has_the_columns_of_its_documents(cluster, written, repl
     assert user["timestamp"].year > 2000, "the column of the change itself"
 
 
+def test_a_field_that_differs_in_case_only_is_warned_of(cluster, tmp_path, caplog):
+    cluster.upsert("k", {"Id": 1, "x": {"a": 1, "A": 2}, "ID": None}, collection="shop.orders")
+    cluster.upsert("l", {"id": "a", "X": 1}, collection="shop.orders")
+
+    def warned():
+        found = [each for each in caplog.records if getattr(each, "event", "") == "field_left_out"]
+        caplog.clear()
+        return {tuple(each.fields.values()) for each in found}, len(found)
+
+    with cluster.connect() as client:
+        found = dcp_rs.replication.infer_schemas(client, collections="shop.orders")
+        names = found["shop.orders"].document_schema.split(", ")
+        kept = {name.split()[0].lower(): name.split()[0] for name in names}
+        left = {"id", "Id", "X", "x"} - set(kept.values())
+        expected = {("shop.orders", kept[name.lower()], name) for name in left}
+        assert len(expected) == 2
+        assert warned() == (expected, 2)
+        options = {"collections": ["shop.orders"], "once": True, "document_schema": "infer"}
+        target = f"duckdb://{tmp_path}/d.duckdb?table=t"
+        dcp_rs.replicate(client, target, **options)
+        assert warned()[1] == 2
+        dcp_rs.replicate(client, target, **options)
+        assert warned()[1] == 0
+
+
 def test_a_restart_keeps_what_was_decided(cluster, written, replica):
     options = replica.options | {"new_fields": "ignore", "type_conflicts": "null"}
     replicas.replicate(cluster, replica, **options)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dcp_rs import _dcp_rs
+from dcp_rs._logging import about
 from dcp_rs.documents import MALFORMED
 from dcp_rs.schema import columns as change_columns
 
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from dcp_rs.replication.inferring import InferredField
     from dcp_rs.replication.state import Nested
+
+_log = logging.getLogger("dcp_rs.documents")
 
 EXTRA = "_extra"
 """Column of JSON with what no other column holds."""
@@ -214,3 +218,30 @@ class Inference:
     def fields(self) -> list[InferredField]:
         """The fields."""
         return self._inner.fields
+
+    def warn_of_left_out(self, collection: str) -> None:
+        """Warns of fields that have no column, since another column's name differs in case only.
+
+        Args:
+            collection: The collection of the documents.
+        """
+        kept = {name.lower(): name for name in _names(self.schema)}
+        for field in self.fields:
+            name = field.path[0]
+            column = kept.get(name.lower(), name)
+            if len(field.path) == 1 and column != name and field.type is not None:
+                _log.warning(
+                    "in %s, the field %s has no column, since that of %s differs in case only:"
+                    " set extra to keep it in _extra",
+                    collection,
+                    name,
+                    column,
+                    extra=about(
+                        "field_left_out", collection=collection, kept=column, left_out=name
+                    ),
+                )
+
+
+def _names(schema: str | None) -> Sequence[str]:
+    """Returns the names of the fields of a schema."""
+    return [] if schema is None else Decoder(schema, prefix="", is_exact=False).names

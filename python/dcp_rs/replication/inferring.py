@@ -98,6 +98,7 @@ def infer_schemas(
     seen = read(client, ids, lambda _name: Inference(nested, examples=examples), sample, masks)
     for name, inference in seen.items():
         text = inference.schema
+        inference.warn_of_left_out(name)
         is_clear = text is None or Decoder(text, is_exact=False).names == _names(text)
         found[name] = InferredSchema(
             documents=inference.objects + inference.others + inference.binary,

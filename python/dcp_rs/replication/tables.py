@@ -644,6 +644,8 @@ def _decide(
     masks = next(iter(schemas.values())).contract.masks
     found = sample(client, ids, lambda name: seen[id(schemas[name])], samples, masks)
     for name, inference in found.items():
+        if schemas[name].decision is None:
+            inference.warn_of_left_out(name)
         schemas[name].decide(inference)
 
 
