@@ -45,15 +45,15 @@ def test_changes_are_chosen_by_key_operation_and_time():
 
 
 def test_fields_are_masked_with_a_secret_that_a_file_has(tmp_path):
-    (tmp_path / "key").write_text("hunter2\n")
+    (tmp_path / "key").write_text("hunter2 of 16 bytes\n")
     options = parse(
         dropFields='a, cards[].n, ["b, \\"c"]', hashFields="h", hashKeyFile=str(tmp_path / "key")
     )
     stream = options.stream()
     assert stream["drop_fields"] == ("a", "cards[].n", '["b, \\"c"]')
-    assert (stream["hash_fields"], stream["hash_key"]) == (("h",), "hunter2")
+    assert (stream["hash_fields"], stream["hash_key"]) == (("h",), "hunter2 of 16 bytes")
     assert b"hunter2" not in pickle.dumps(options)
-    assert "hunter2" not in repr(parse(hashFields="h", hashKey="hunter2"))
+    assert "hunter2" not in repr(parse(hashFields="h", hashKey="hunter2 of 16 bytes"))
     with pytest.raises(ConfigError, match=r"^hashKey, hashKeyFile: give one of them"):
         parse(hashFields="h", hashKey="a", hashKeyFile="b")
 
@@ -290,7 +290,8 @@ def test_what_is_no_session_and_no_partition_is_refused():
         ({"onMalformed": "fail"}, "onMalformed", None),
         ({"columns": "nope"}, "columns", "nope"),
         ({"dropFields": "a b"}, "dropFields", None),
-        ({"hashKey": "hunter2"}, "hashKey", None),
+        ({"hashKey": "hunter2 of 16 bytes"}, "hashKey", None),
+        ({"hashKey": "hunter2", "hashFields": "a"}, "hashKey", None),
         ({"dropFields": "a", "include": "xattrs"}, "dropFields", None),
         ({"passwort": "hunter2"}, "passwort", None),
     ],

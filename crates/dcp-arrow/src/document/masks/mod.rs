@@ -26,6 +26,8 @@ use super::{DocumentSchema, Field, Kind};
 const MAX_PATHS: usize = 1_000;
 /// Maximum depth of objects and arrays on the way to a masked field, and within a hashed value.
 const MAX_DEPTH: usize = 128;
+/// Minimum length of a key in bytes: whoever has a hash could find a shorter one by trying.
+const MIN_KEY_BYTES: usize = 16;
 /// Number of bytes of the hash that tells keys apart.
 const FINGERPRINT_BYTES: usize = 8;
 
@@ -112,8 +114,12 @@ impl FieldMasks {
             let problem = "is for hashes, and no field is hashed: leave it out, or name fields";
             return Err(MaskError::new(KEY, problem.to_owned()));
         }
-        if key.is_some_and(<[u8]>::is_empty) {
-            return Err(MaskError::new(KEY, "is empty: give random bytes".to_owned()));
+        if key.is_some_and(|key| key.len() < MIN_KEY_BYTES) {
+            let problem = format!(
+                "is shorter than {MIN_KEY_BYTES} bytes, and could be found by trying: give 32 random \
+                 bytes"
+            );
+            return Err(MaskError::new(KEY, problem));
         }
         let (mut root, mut texts) = (Node::default(), [Vec::new(), Vec::new()]);
         let mut paths = Vec::new();
