@@ -202,6 +202,12 @@ def test_an_old_version_is_not_taken_for_gone_while_the_storage_is_away(monkeypa
             "no credentials were found",
         ),
         ("gs://b/p", {}, "The specified bucket does not exist.", "the bucket does not exist: c"),
+        (
+            "iceberg+https://host",
+            {"warehouse": "gs://b/p"},
+            "google::cloud::Status(NOT_FOUND: x, {gcloud-cpp.retry.function=CreateResumableUpload}",
+            "the bucket does not exist",
+        ),
         ("az://b/p", {"azure_storage_endpoint": "http://h/a"}, "x", "_storage_endpoint=http://h/a"),
     ],
 )

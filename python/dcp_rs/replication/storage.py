@@ -83,6 +83,7 @@ _CAUSES = (
         (
             r"NoSuchBucket|NO_SUCH_BUCKET|ContainerNotFound|BucketNotFound"
             r"|specified (bucket|container) does not exist"
+            r"|Status\(NOT_FOUND.*CreateResumableUpload"
         ),
         "the bucket does not exist: create it",
     ),
