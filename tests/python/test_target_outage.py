@@ -11,7 +11,7 @@ import replicas
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication import changes, iceberg, open_target, parquet_objects
 from dcp_rs.replication.controls import Controls
-from dcp_rs.replication.outage import Unreachable
+from dcp_rs.replication.outage import Unreachable, is_passing
 from lag import until
 from small_disk import mounted
 
@@ -162,6 +162,21 @@ AWAY = {
     "stored_parquet-log": {"refuse": [500, "InternalError"]},
     "stored_iceberg-log": {"refuse": [503, "SlowDown"]},
 }
+
+
+@pytest.mark.parametrize(
+    ("text", "passes"),
+    [
+        ("Azure Error: [] 503 Service Unavailable", True),
+        ("Azure Error: [] Error while sending request. Failure when receiving data", True),
+        ("Azure Error: [] Fail to get a new connection for: http://127.0.0.1:1", True),
+        ("google::cloud::Status(UNAVAILABLE: Retry policy exhausted", True),
+        ("Azure Error: [BlobNotFound] 404 The specified blob does not exist.", False),
+        ("google::cloud::Status(NOT_FOUND: Permanent error", False),
+    ],
+)
+def test_what_arrow_says_of_a_storage_that_is_away_passes(text, passes):
+    assert is_passing(OSError(text)) == passes
 
 
 def to_write(replica):

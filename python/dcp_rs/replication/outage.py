@@ -24,12 +24,15 @@ _PASSING = {
     errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ECONNREFUSED,
     errno.ECONNRESET, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,
 }  # fmt: skip
-# The same in the texts of libraries which keep nothing else: of HTTP clients, and of S3.
+# The same in the texts of libraries which keep nothing else: of HTTP clients, and of storages.
 _PASSING_TEXTS = re.compile(
     rf"{os.strerror(errno.ENOSPC)}|Connection (refused|reset|aborted)|error sending request"
     r"|dns error|tcp connect|[Tt]imed out|operation timeout|NETWORK_CONNECTION|SlowDown|SLOW_DOWN"
     r"|ServiceUnavailable|SERVICE_UNAVAILABLE|TooManyRequests|InternalError|INTERNAL_FAILURE"
     r"|(HTTP|status|status code:) (429|5\d\d)\b|error for HTTP [A-Z]+ to"
+    # Arrow's clients of Azure and Google.
+    r"|Azure Error: \[\w*\] (429|5\d\d)\b|Error while sending request"
+    r"|Fail to get a new connection|google::cloud::Status\(UNAVAILABLE"
 )
 # Of errors of pyiceberg, whose texts are those of a catalog.
 _PASSING_NAMES = {"ServiceUnavailableError", "TooManyRequestsError"}
