@@ -250,7 +250,7 @@ bench-replicate: .installed-test ## Benchmark loads and updates of each replicat
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/replicate/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-long: .java .postgres .kafka .versitygw .iceberg .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
+long: .java .postgres .kafka .versitygw .azurite .fake-gcs-server .iceberg .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 
 ##@ Other
@@ -305,8 +305,8 @@ $(STATE)/iceberg.stamp: tests/iceberg/pom.xml
 		-DoutputDirectory=$(abspath $(STATE))/iceberg
 	@touch $@
 
-.versitygw:
-	@scripts/require.sh versitygw
+.versitygw .azurite .fake-gcs-server: .%:
+	@scripts/require.sh $*
 
 .benches: .rust
 	@$(CARGO) bench -p dcp-benches --no-run --locked --quiet
@@ -393,4 +393,4 @@ $(STATE)/spark-%.stamp: $(STATE)/wheel.stamp $(STATE)/spark-%-packages.stamp
 .PRECIOUS: $(STATE)/spark-%-packages.stamp $(STATE)/spark-%.stamp $(STATE)/kafka-%.stamp
 
 .PHONY: demo test static test-rust test-python test-kafka test-spark test-spark-versions spark-versions spark-table test-lowest fuzz fuzz-short fuzz-corpora mutants deny fmt-check lint layers types docs site site-check event-table option-tables sdk-table server-tables notebooks defects-check deploy-check wheel dist wheel-check workflows \
-	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .versitygw .iceberg .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2
+	build fmt lock bench bench-short bench-gate bench-peers bench-reading bench-spark bench-replicate differential long ci clean help interop .rust .benches .java .postgres .kafka .versitygw .azurite .fake-gcs-server .iceberg .stunnel .tshark .promtool .installed-demo .installed-test .installed-lowest .installed-spark-4.0 .installed-spark-4.1 .installed-spark-4.2

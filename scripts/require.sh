@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks that this machine has what the Makefile needs, and stops with one line if not.
-# Usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw
+# Usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw |
+#        azurite | fake-gcs-server
 #        (python: prints the interpreter found)
 #
 # As root on Debian or Ubuntu it installs a JDK, PostgreSQL, stunnel and tshark if missing, and
@@ -176,15 +177,23 @@ require_actionlint() {
         stop "actionlint $want cannot be built"
 }
 
-# Also built from source, in two minutes.
-require_versitygw() {
-    local want=v1.8.0
-    [ ! -x .state/tools/bin/versitygw ] ||
-        ! go version -m .state/tools/bin/versitygw | grep -qF "$want" || return 0
-    command -v go >/dev/null || stop "no Go for a second S3 server: install golang"
-    GOBIN="$PWD/.state/tools/bin" GOFLAGS=-modcacherw \
-        go install "github.com/versity/versitygw/cmd/versitygw@$want" ||
-        stop "versitygw $want cannot be built"
+# require_server MODULE VERSION: also built from source, in minutes.
+require_server() {
+    local name="${1##*/}"
+    [ ! -x ".state/tools/bin/$name" ] ||
+        ! go version -m ".state/tools/bin/$name" | grep -qF "$2" || return 0
+    command -v go >/dev/null || stop "no Go to build $name: install golang"
+    GOBIN="$PWD/.state/tools/bin" GOFLAGS=-modcacherw go install "$1@$2" ||
+        stop "$name $2 cannot be built"
+}
+
+# By npm, without the scripts of its packages.
+require_azurite() {
+    local want=3.37.0 folder=.state/tools/azurite
+    ! grep -qsF "\"version\": \"$want\"" $folder/node_modules/azurite/package.json || return 0
+    command -v npm >/dev/null || stop "no npm for an Azure server: install npm"
+    npm install --silent --no-audit --no-fund --ignore-scripts --prefix $folder "azurite@$want" ||
+        stop "azurite $want cannot be installed"
 }
 
 case "${1:-}" in
@@ -199,6 +208,8 @@ promtool) require_promtool ;;
 deny) require_deny ;;
 mutants) require_mutants ;;
 actionlint) require_actionlint ;;
-versitygw) require_versitygw ;;
-*) stop "usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw" ;;
+versitygw) require_server github.com/versity/versitygw/cmd/versitygw v1.8.0 ;;
+azurite) require_azurite ;;
+fake-gcs-server) require_server github.com/fsouza/fake-gcs-server v1.56.1 ;;
+*) stop "usage: scripts/require.sh rust | java | maven | python | postgres | stunnel | tshark | promtool | deny | mutants | actionlint | versitygw | azurite | fake-gcs-server" ;;
 esac

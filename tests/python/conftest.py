@@ -214,14 +214,29 @@ def s3_bucket(s3_server):
     return place
 
 
-@pytest.fixture
-def stored(s3_bucket):
-    """An empty bucket behind a proxy that fails requests once it is told to."""
-    from faulty_proxy import Faults
-    from replicas import Stored
+@pytest.fixture(scope="session")
+def storage_server(request):
+    """A server of the storage that is chosen for lakes; gives its address."""
+    import storages
 
-    with contextlib.closing(Faults(s3_bucket["endpoint"])) as faults:
-        yield Stored(s3_bucket, faults)
+    if storages.CHOSEN is storages.Stored:
+        yield request.getfixturevalue("s3_server")
+        return
+    with contextlib.closing(storages.CHOSEN.Server()) as server:
+        yield server.address
+
+
+@pytest.fixture
+def stored(storage_server):
+    """An empty bucket behind a proxy that fails requests once it is told to."""
+    import storages
+    from faulty_proxy import Faults
+
+    # fake-gcs-server does not decode names of buckets.
+    place = {"endpoint": storage_server, "bucket": f"test{next(_buckets)}"}
+    storages.CHOSEN.make(place)
+    with contextlib.closing(Faults(storage_server)) as faults:
+        yield storages.CHOSEN(place, faults)
 
 
 @pytest.fixture

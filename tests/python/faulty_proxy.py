@@ -4,13 +4,17 @@ import contextlib
 import http.client
 import json
 import random
+import re
 import subprocess
 import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
+from xml.sax.saxutils import unescape
 
+# Headers that are of a connection.
+_OWN = {"connection", "expect", "transfer-encoding", "content-length"}
 KINDS = ("refused", "slow", "twice", "lost", "throttled")
 
 
@@ -31,6 +35,8 @@ class FaultyProxy:
         self.refuse, self.refuse_writes = None, False
         # A REST catalog of Iceberg, whose paths no bucket has.
         self.catalog = None
+        # Whether the server is one of Google's JSON API, which has not all of the XML API.
+        self.takes_json = False
         # Whether to hang up on all.
         self.is_away = False
         self._lock = threading.Lock()
@@ -126,12 +132,21 @@ class FaultyProxy:
             headers = {
                 name: value
                 for name, value in request.headers.items()
-                if name.lower()
-                not in {"connection", "expect", "transfer-encoding", "content-length"}
+                if name.lower() not in _OWN | ({"host"} if self.takes_json else set())
             }
-            connection.request(request.command, request.path, body=body, headers=headers)
+            method, path = request.command, request.path
+            is_json = self.takes_json and method == "PUT" and not path.startswith("/upload/")
+            if is_json:
+                method, path = "POST", _upload(path, headers)
+            connection.request(method, path, body=body, headers=headers)
             answer = connection.getresponse()
-            return answer.status, answer.getheaders(), answer.read()
+            status, headers, data = answer.status, answer.getheaders(), answer.read()
+            if is_json and status == http.HTTPStatus.OK:
+                made = json.loads(data)
+                headers += [("ETag", made["etag"]), ("x-goog-generation", made["generation"])]
+            if self.takes_json and (after := parse_qs(urlsplit(path).query).get("start-after")):
+                data = _listed(data, after[0])
+            return status, headers, data
 
     def run(self):
         """Serves, and takes settings from standard input, a JSON document a line."""
@@ -143,6 +158,23 @@ class FaultyProxy:
                 setattr(self, name, value)
             sys.stdout.write(f"{json.dumps(self.failed)}\n")
             sys.stdout.flush()
+
+
+def _upload(path, headers):
+    """Gives the path of the JSON API for a put of the XML API."""
+    _, bucket, name = path.split("/", 2)
+    only_if = headers.get("x-goog-if-generation-match")
+    condition = "" if only_if is None else f"&ifGenerationMatch={only_if}"
+    return f"/upload/storage/v1/b/{bucket}/o?uploadType=media&name={name}{condition}"
+
+
+def _listed(data, after):
+    """Gives a list of objects without those whose names are not after one."""
+
+    def kept(found):
+        return found[0] if unescape(found[1].decode()) > after else b""
+
+    return re.sub(rb"<Contents><Key>(.*?)</Key>.*?</Contents>", kept, data, flags=re.DOTALL)
 
 
 def _body_of(request):
@@ -162,9 +194,10 @@ class Faults:
 
     Args:
         server: Address of the server.
+        settings: Attributes of the proxy.
     """
 
-    def __init__(self, server):
+    def __init__(self, server, **settings):
         self._process = subprocess.Popen(
             [sys.executable, __file__, server],
             stdin=subprocess.PIPE,
@@ -173,6 +206,7 @@ class Faults:
         )
         self.port = int(self._process.stdout.readline())
         self.url = f"http://127.0.0.1:{self.port}"
+        self.set(**settings)
 
     def set(self, **settings):
         """Changes attributes of the proxy; gives how many requests it has failed, by kind."""

@@ -15,7 +15,6 @@ from pathlib import Path
 
 import deltalake
 import duckdb
-import obstore
 import polars as pl
 import psycopg
 import pyarrow as pa
@@ -317,46 +316,12 @@ class InDelta(Replica):
         deltalake.write_deltalake(str(self.folder), pa.table({"value": [1]}))
 
 
-class Stored:
-    """Where in S3 a replica is: `replicate` is given a proxy that fails requests.
-
-    Args:
-        place: What the fixture `s3_bucket` gives.
-        faults: The proxy, a `faulty_proxy.Faults`.
-    """
-
-    def __init__(self, place, faults):
-        self.place, self.faults = place, faults
-
-    def options(self, endpoint):
-        return {
-            "aws_access_key_id": "test",
-            "aws_secret_access_key": stores.SECRET,
-            "aws_region": "us-east-1",
-            "aws_endpoint_url": endpoint,
-            "aws_allow_http": "true",
-        }
-
-    @property
-    def to_write(self):
-        return self.options(self.faults.url)
-
-    @property
-    def to_read(self):
-        return self.options(self.place["endpoint"])
-
-    def objects(self, prefix):
-        """Gives the names of all objects below a prefix."""
-        found = obstore.list(stores.s3(self.place), prefix)
-        return [each["path"] for page in found for each in page]
-
-
 class OfObjects:
     """A replica whose options are those of the storage."""
 
     def _by_duckdb(self, files):
         """Gives DuckDB as a reader of files, if it has the extension for S3."""
-        has_one = find_spec("duckdb_extension_httpfs")
+        has_one = find_spec("duckdb_extension_httpfs") and self.stored.scheme == "s3"
         return {"duckdb": lambda: self._in_duckdb(files())} if has_one else {}
 
     def _in_duckdb(self, files):
@@ -380,7 +345,7 @@ class OfObjects:
 class InStoredDelta(OfObjects, InDelta):
     def __init__(self, stored):
         self.stored, self.storage_options = stored, stored.to_read
-        self.folder = f"s3://{stored.place['bucket']}/lake/delta"
+        self.folder = f"{stored.url}/lake/delta"
         self.url = f"delta+{self.folder}"
 
     def delta(self):
@@ -393,7 +358,7 @@ class InStoredDelta(OfObjects, InDelta):
     def state(self):
         version = self.delta().transaction_version("dcp_rs.replication")
         path = f"lake/delta/_dcp_rs/{version}.json"
-        return json.loads(bytes(obstore.get(stores.s3(self.stored.place), path).bytes()))
+        return json.loads(self.stored.get(path))
 
     def readers(self):
         return {
@@ -408,18 +373,16 @@ class InStoredDelta(OfObjects, InDelta):
 
     def leave_unfinished(self):
         """Leaves a file as a process that was killed before its commit."""
-        store = stores.s3(self.stored.place)
         names = self.stored.objects("lake/delta")
         name = next(each for each in names if each.endswith(".parquet"))
-        obstore.copy(store, name, "lake/delta/part-00000-left.parquet")
+        self.stored.copy(name, "lake/delta/part-00000-left.parquet")
 
     def unnamed(self):
         """Gives the files that no version names."""
         found = set()
         for folder in ("lake/delta", "lake/delta_rejected"):
             log = [each for each in self.stored.objects(f"{folder}/_delta_log") if "json" in each]
-            store = stores.s3(self.stored.place)
-            named = "".join(bytes(obstore.get(store, each).bytes()).decode() for each in log)
+            named = "".join(self.stored.get(each).decode() for each in log)
             files = [each for each in self.stored.objects(folder) if each.endswith(".parquet")]
             # The log has checkpoints after each hundred commits.
             files = [each for each in files if "/_delta_log/" not in each]
@@ -497,7 +460,7 @@ class InParquet(Replica):
 class InStoredParquet(OfObjects, InParquet):
     def __init__(self, stored):
         self.stored, self.storage_options = stored, stored.to_read
-        self.folder = f"s3://{stored.place['bucket']}/lake/parquet"
+        self.folder = f"{stored.url}/lake/parquet"
         self.url = f"parquet+{self.folder}"
 
     def rows(self):
@@ -507,9 +470,8 @@ class InStoredParquet(OfObjects, InParquet):
         return self._rows_below("lake/parquet_rejected")
 
     def _files(self, folder):
-        store = stores.s3(self.stored.place)
         names = sorted(self.stored.objects(folder))
-        return {name: io.BytesIO(bytes(obstore.get(store, name).bytes())) for name in names}
+        return {name: io.BytesIO(self.stored.get(name)) for name in names}
 
     def _rows_below(self, folder):
         tables = [pq.read_table(file) for file in self._files(folder).values()]
@@ -531,10 +493,9 @@ class InStoredParquet(OfObjects, InParquet):
 
     def leave_unfinished(self):
         """Leaves rejects as a process that was killed before its commit."""
-        store = stores.s3(self.stored.place)
         for number in (1, 3):
             name = f"lake/parquet_rejected/{number:012}-00000000000000ff.parquet"
-            obstore.copy(store, "lake/parquet/000000000001.parquet", name)
+            self.stored.copy("lake/parquet/000000000001.parquet", name)
 
     def unnamed(self):
         """Gives the files of rejects whose attempt is not in the log."""
@@ -647,22 +608,13 @@ class InStoredIceberg(OfObjects, InIceberg):
         self.stored, self.storage_options = stored, stored.to_read
         self.uri = to_read or catalog
         self.url = f"iceberg+{catalog}"
-        self.warehouse = f"s3://{stored.place['bucket']}/lake"
-
-    def properties(self, endpoint):
-        named = {
-            "s3.access-key-id": "test",
-            "s3.secret-access-key": stores.SECRET,
-            "s3.region": "us-east-1",
-        }
-        return named | {"warehouse": self.warehouse, "s3.endpoint": endpoint}
 
     @property
     def to_write(self):
-        return self.properties(self.stored.faults.url)
+        return self.stored.of_iceberg(self.stored.faults.url)
 
     def catalog(self):
-        own = self.properties(self.stored.place["endpoint"])
+        own = self.stored.of_iceberg(self.stored.place["endpoint"])
         return load_catalog("default", uri=self.uri, **own)
 
     def state(self):

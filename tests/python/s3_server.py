@@ -23,31 +23,25 @@ def free_port():
         return chosen.getsockname()[1]
 
 
-class S3Server:
-    """A server in a process of its own: versitygw, which looks at signatures, if `DCP_S3` says so.
+class Server:
+    """A server in a process of its own.
 
-    `make long` builds that.
+    Args:
+        port: Where it listens.
+        command: Its program and arguments.
+        environment: Further variables of its environment.
+        folder: A folder of its own, which is removed in the end.
     """
 
-    def __init__(self):
-        port = free_port()
+    def __init__(self, port, command, environment=None, folder=None):
         self.address = f"http://127.0.0.1:{port}"
         # Not among what is searched for passwords.
-        self._folder = Path(tempfile.mkdtemp(prefix="dcp_rs-"))
-        command, environment = self._moto(port), {}
-        if os.environ.get("DCP_S3") == "versitygw":
-            command = [_VERSITYGW, "--port", f"127.0.0.1:{port}", "posix", self._folder / "data"]
-            environment = {"ROOT_ACCESS_KEY": "test", "ROOT_SECRET_KEY": stores.SECRET}
-            (self._folder / "data").mkdir()
+        self._folder = folder or Path(tempfile.mkdtemp(prefix="dcp_rs-"))
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                command, env=os.environ | environment, stdout=log, stderr=log
+                command, env=os.environ | (environment or {}), stdout=log, stderr=log
             )
         self._wait(port)
-
-    @staticmethod
-    def _moto(port):
-        return [sys.executable, "-W", "ignore", "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]
 
     def _wait(self, port):
         end = time.monotonic() + 60
@@ -56,7 +50,7 @@ class S3Server:
                 socket.create_connection(("127.0.0.1", port), timeout=1).close()
             except OSError:
                 assert self._process.poll() is None, (self._folder / "log").read_text()
-                assert time.monotonic() < end, "the S3 server does not listen"
+                assert time.monotonic() < end, "the server does not listen"
                 time.sleep(0.05)
             else:
                 return
@@ -65,3 +59,23 @@ class S3Server:
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class S3Server(Server):
+    """moto; versitygw, which looks at signatures, if `DCP_S3` says so.
+
+    `make long` builds that.
+    """
+
+    def __init__(self):
+        port, folder = free_port(), Path(tempfile.mkdtemp(prefix="dcp_rs-"))
+        command, environment = self._moto(port), {}
+        if os.environ.get("DCP_S3") == "versitygw":
+            command = [_VERSITYGW, "--port", f"127.0.0.1:{port}", "posix", folder / "data"]
+            environment = {"ROOT_ACCESS_KEY": "test", "ROOT_SECRET_KEY": stores.SECRET}
+            (folder / "data").mkdir()
+        super().__init__(port, command, environment, folder)
+
+    @staticmethod
+    def _moto(port):
+        return [sys.executable, "-W", "ignore", "-c", _MOTO, "-H", "127.0.0.1", "-p", str(port)]

@@ -16,7 +16,6 @@ from pyiceberg.table.snapshots import ancestors_of
 
 import dcp_rs
 import replicas
-import stores
 import versions
 from bucket_trouble import EVOLVING, STEADY, OfABucket
 from inferred import assert_holds
@@ -181,7 +180,7 @@ def _remove_topic(replica):
 
 def _remove_newest_objects(replica):
     names = replica.stored.objects("lake/parquet")
-    obstore.delete(stores.s3(replica.stored.place), sorted(names)[-2:])
+    obstore.delete(replica.stored.store, sorted(names)[-2:])
     return True
 
 

@@ -10,12 +10,12 @@ import pytest
 
 import dcp_rs
 import replicas
-import stores
 from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
 from dcp_rs.replication.delta_table import DeltaTable
 from dcp_rs.replication.outage import Unreachable
 from dcp_rs.replication.storage import Storage
 from replicas import Written
+from storages import CHOSEN
 from test_target_outage import Running
 
 
@@ -123,17 +123,9 @@ def test_files_of_a_commit_that_was_not_finished_are_removed(cluster, replica, w
     assert replica.documents() == written.documents()
 
 
-WRONG = {
-    "bucket": ({}, "the bucket does not exist"),
-    "endpoint": ({"aws_endpoint_url": "http://127.0.0.1:1"}, "aws_endpoint_url"),
-    "plain HTTP": ({"aws_allow_http": "false"}, "allow_http"),
-    "name": ({"aws_regoin": "x"}, "aws_regoin"),
-}
-
-
-@pytest.mark.parametrize("what", WRONG)
+@pytest.mark.parametrize("what", CHOSEN.wrong)
 def test_a_location_that_is_wrong_is_told_of_within_seconds(cluster, replica, what):
-    options, said = WRONG[what]
+    options, said = CHOSEN.wrong[what]
     url = replica.url
     if what == "bucket":
         url = url.replace(replica.stored.place["bucket"], "nowhere")
@@ -145,27 +137,18 @@ def test_a_location_that_is_wrong_is_told_of_within_seconds(cluster, replica, wh
         )  # fmt: skip
     assert time.monotonic() - begun < 10
     assert said in str(told.value)
-    assert stores.SECRET not in str(told.value) + repr(told.value)
+    assert CHOSEN.secret not in str(told.value) + repr(told.value)
     assert not replica.stored.objects("")
 
 
-ANSWERS = {
-    "InvalidAccessKeyId": (403, "credentials"),
-    "SignatureDoesNotMatch": (403, "credentials"),
-    "RequestTimeTooSkewed": (403, "clock"),
-    "AuthorizationHeaderMalformed": (400, "region"),
-    "AccessDenied": (403, "role"),
-}
-
-
-@pytest.mark.parametrize("code", ANSWERS)
+@pytest.mark.parametrize("code", CHOSEN.answers)
 def test_what_the_storage_refuses_is_told_of_by_its_cause(cluster, replica, code):
-    status, said = ANSWERS[code]
+    status, said = CHOSEN.answers[code]
     replica.stored.faults.set(refuse=[status, code])
     with pytest.raises(ConfigError, match=said) as told:
         replicas.replicate(cluster, replica)
     assert code in str(told.value)
-    assert stores.SECRET not in str(told.value)
+    assert CHOSEN.secret not in str(told.value)
     assert not replica.stored.objects("")
 
 
@@ -247,16 +230,12 @@ def test_options_are_text():
 
 def test_what_a_catalog_or_its_storage_refuses(cluster, stored, tmp_path):
     replica = replicas.InStoredIceberg(stored, f"sqlite:///{tmp_path}/catalog.db")
-    wrong = {
-        "bucket": ({"warehouse": "s3://nowhere/lake"}, "the bucket does not exist"),
-        "endpoint": ({"s3.endpoint": "http://127.0.0.1:1"}, "s3.endpoint"),
-    }
-    for options, said in wrong.values():
+    for options, said in CHOSEN.wrong_iceberg.values():
         with pytest.raises(ConfigError, match=said) as told:
             replicas.replicate(
                 cluster, replica, mode="log", storage_options=replica.to_write | options
             )
-        assert stores.SECRET not in str(told.value)
+        assert CHOSEN.secret not in str(told.value)
     assert replica.catalog().list_namespaces() == []
     assert not stored.objects("")
 
@@ -294,7 +273,7 @@ def test_tables_in_storage_are_not_compared(cluster):
 
 @pytest.mark.parametrize("scheme", ["delta", "parquet"])
 def test_each_collection_has_a_table_below_a_path(cluster, stored, scheme):
-    url = f"{scheme}+s3://{stored.place['bucket']}/lake"
+    url = f"{scheme}+{stored.url}/lake"
     options = {"mode": "log", "tables": "{scope}/{collection}", "storage_options": stored.to_read}
     cluster.create_scope("inventory")
     cluster.create_collection("inventory.hotel")
