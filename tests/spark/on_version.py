@@ -251,10 +251,17 @@ def cluster(*_):
     on_cluster.everything()
 
 
+def two_queries(*_):
+    """Two queries at once of another source, DCP_SPARK_PAIRS times."""
+    program = Path(__file__).with_name("two_queries.py")
+    count = os.environ.get("DCP_SPARK_PAIRS", "200")
+    subprocess.run([sys.executable, "-W", "ignore", program, count], check=True)
+
+
 # Those that start Spark for themselves.
 OWN = (
     connect, connect_tables, pipeline, delta, delta_tables, delta_kills, iceberg_tables,
-    iceberg_kills, stored_tables, path_kills, cluster,
+    iceberg_kills, stored_tables, path_kills, cluster, two_queries,
 )  # fmt: skip
 TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 
