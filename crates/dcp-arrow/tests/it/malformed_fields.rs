@@ -349,7 +349,7 @@ fn fields_that_documents_have_are_noted_apart_from_their_values() {
         });
         let mut sink = sink(&options);
         for value in [r#"{"gone": null}"#, r#"{"wrong": "x"}"#, r#"{"name": ""}"#, "[]", "{"] {
-            sink.change(&document(value)).unwrap();
+            sink.change(&document(value.as_bytes())).unwrap();
         }
         let mut tally = DocumentTally::default();
         sink.take_batch().unwrap().finish_counting(&mut tally).unwrap();
