@@ -177,7 +177,9 @@ class Soak:
         end = time.monotonic() + patience
         while not holds():
             assert self._error is None, self._error
-            assert self.service.process.poll() is None, self.service.lines[-5:]
+            assert self.service.process.poll() is None, json.dumps(
+                self.service.lines[-9:], indent=1
+            )
             if time.monotonic() > end:
                 last = {k: v for k, v in self.observer.status.items() if "vbucket" not in k}
                 pytest.fail(f"it never was so: {last} {self.service.lines[-3:]}")

@@ -3,6 +3,7 @@
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import adbc_driver_postgresql.dbapi as adbc
 import psycopg
@@ -517,3 +518,20 @@ def test_a_commit_that_fails_at_any_step_is_there_wholly_or_not_at_all(
 def observed(table):
     state = table.query("SELECT commits, rows, state FROM dcp_rs_replication")
     return values(table), [bytes(row["key"]) for row in rejected(table)], state
+
+
+def test_attempts_to_connect_leave_no_memory():
+    def held():
+        status = Path("/proc/self/smaps_rollup").read_text()
+        return int(status.partition("Private_Dirty:")[2].split()[0])
+
+    def attempt(times):
+        for _ in range(times):
+            with pytest.raises(adbc.OperationalError, match="No such file"):
+                Session(adbc, "postgresql:///postgres?host=/nowhere&user=postgres")
+
+    attempt(200)
+    before = held()
+    attempt(1000)
+    # What the driver would keep is 14 MB.
+    assert held() - before < 4096
