@@ -15,7 +15,7 @@ use dcp_wire::Seqno;
 
 use crate::batch::ChangeBatch;
 use crate::error::Failure;
-use crate::unmatched::Watch;
+use crate::unmatched::{DOCUMENTS, Watch};
 
 /// A stream shared by its readers.
 ///
@@ -32,9 +32,6 @@ pub(crate) struct Shared {
     is_whole: bool,
     next_turn: AtomicU64,
 }
-
-/// Target of the records about documents: Python's logger `dcp_rs.documents`.
-pub(crate) const DOCUMENTS: &str = "dcp_documents";
 
 /// A reader's place in the queue; readers are served in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

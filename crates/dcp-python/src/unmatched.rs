@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use dcp_arrow::{DocumentTally, Sightings, TableSchema};
 
-use crate::shared::DOCUMENTS;
+/// Target of the records about documents: Python's logger `dcp_rs.documents`.
+pub(crate) const DOCUMENTS: &str = "dcp_documents";
 
 /// Documents after which a field that none of them has is reported.
 const ENOUGH: u64 = 1_000;

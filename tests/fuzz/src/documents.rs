@@ -49,7 +49,7 @@ fn tables() -> [Vec<Triple>; 4] {
     });
     let masked = with(TableOptions::default(), |o| {
         o.columns = named(&["value"]);
-        o.masks = FieldMasks::new(&["s", "a.i"], &["l"], Some(b"key")).expect("masks");
+        o.masks = FieldMasks::new(&["s", "a.i"], &["l"], Some(b"a key of 16 byte")).expect("masks");
     });
     let text = with(TableOptions::default(), |o| {
         o.columns = Columns::Full;
