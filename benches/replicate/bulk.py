@@ -6,7 +6,7 @@ import time
 import uuid
 from typing import TYPE_CHECKING, Any
 
-import dcp_rs
+from many import connected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,12 +23,7 @@ def rows_of(job: dict[str, Any]) -> pa.Table:
     from dcp_rs.replication.changes import Layout
 
     layout = Layout.of("table", None)
-    with dcp_rs.connect(
-        job["connection_string"],
-        bucket=job["bucket"],
-        username=job["username"],
-        password=job["password"],
-    ) as client:
+    with connected(job) as client:
         stream = client.stream(until="now", **layout.options)
         return layout.rows(stream.read_all(), 1).combine_chunks()
 

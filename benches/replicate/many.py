@@ -101,6 +101,16 @@ def _rates(costs: list[Cost]) -> tuple[float, float]:
     )
 
 
+def connected(job: dict[str, Any]) -> dcp_rs.Client:
+    """Connects to a source."""
+    return dcp_rs.connect(
+        job["connection_string"],
+        bucket=job["bucket"],
+        username=job["username"],
+        password=job["password"],
+    )
+
+
 def replicated(job: dict[str, Any], url: str, mode: str, options: dict[str, Any]) -> Cost:
     """Replicates in a process of its own, so that the cluster's work is not counted.
 
@@ -119,12 +129,7 @@ def _run(job: dict[str, Any], url: str, mode: Any, options: dict[str, Any]) -> C
     open_target(url)
     with contextlib.suppress(ImportError):
         import pandas as pd  # noqa: F401
-    with dcp_rs.connect(
-        job["connection_string"],
-        bucket=job["bucket"],
-        username=job["username"],
-        password=job["password"],
-    ) as client:
+    with connected(job) as client:
         begun, processor = time.perf_counter(), time.process_time()
         done = dcp_rs.replicate(client, url, mode=mode, once=True, **options)
         spent = time.process_time() - processor
