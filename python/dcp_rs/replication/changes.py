@@ -327,11 +327,6 @@ class Reduced:
         ]
 
 
-def release_memory() -> None:
-    """Returns to the system what Arrow's pool keeps: a backlog is over, and few changes follow."""
-    pa.default_memory_pool().release_unused()
-
-
 def vbuckets_in(vbuckets: Iterable[int]) -> str:
     """Returns a condition in SQL that selects vBuckets."""
     chosen = sorted(vbuckets)

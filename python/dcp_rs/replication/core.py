@@ -32,6 +32,7 @@ from dcp_rs.options import BatchPolicy
 from dcp_rs.replication import changes as reducing
 from dcp_rs.replication.controls import Controls, check_commits
 from dcp_rs.replication.group import Buffer, Group
+from dcp_rs.replication.heap import release_memory
 from dcp_rs.replication.lag import Lag
 from dcp_rs.replication.maintenance import Maintenance
 from dcp_rs.replication.names import is_pattern
@@ -76,6 +77,8 @@ _PATIENCE = 10
 # How many times as long as its last commit a database rests before it commits what there is, though
 # nothing is due: a tenth of the time at most is spent so.
 _REST = 9
+# Seconds of a commit after which much has waited.
+_LONG = 10.0
 # Tables in a commit, of which all are in memory, in a transaction if the target has one for them.
 _TOGETHER = 100
 
@@ -464,7 +467,7 @@ class Replication:
         else:
             self._join(group)
         if self._groups and not any(each.until_now for each in self._groups):
-            reducing.release_memory()
+            release_memory()
 
     def _join(self, group: Group) -> None:
         """Has the first group's stream read the tables of another one, which has caught up."""
@@ -609,9 +612,11 @@ class Replication:
         if self._outage is not None and (is_caught_up or meter.committed_at >= begun):
             self._outage.over()
             self._outage = None
-            reducing.release_memory()
+            release_memory()
         group.note_waiting()
         now = time.monotonic()
+        if now - begun > _LONG:
+            release_memory()
         self._rests_until = now + _REST * (now - begun)
         if lost:
             self._part(lost)

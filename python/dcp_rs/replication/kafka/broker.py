@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import logging
 import time
 from collections import deque
@@ -22,6 +20,7 @@ from dcp_rs.exceptions import (
     DcpError,
     TimeoutError,  # noqa: A004 - the package's own
 )
+from dcp_rs.replication.heap import turn_off_fastbins
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,8 +41,6 @@ _PASSING = {"NOT_LEADER_FOR_PARTITION", "LEADER_NOT_AVAILABLE", "UNKNOWN_TOPIC_O
 # A start reads the topic of states, of which a broker compacts all but the newest segment.
 _OF_STATES = {"segment.bytes": "16777216", "min.cleanable.dirty.ratio": "0.1"}
 _SEGMENT_BYTES = 64 * 1024 * 1024
-# Of glibc's `mallopt`: the largest block that goes into a fastbin.
-_MXFAST = 1
 # What this process has loaded.
 _MAPS = Path("/proc/self/maps")
 
@@ -73,22 +70,11 @@ def library() -> str:
     require("a Kafka target", "confluent_kafka", "kafka")
     for line in _MAPS.read_text().splitlines():
         if "/librdkafka" in line:
-            _turn_off_fastbins()
+            turn_off_fastbins()
             return line.split(maxsplit=5)[5].strip()
     raise ConfigError(
         "confluent-kafka has no librdkafka that can be loaded: install its wheel from PyPI"
     )
-
-
-def _turn_off_fastbins() -> None:
-    """Has glibc keep no fastbins, its lists of small blocks that were freed.
-
-    Whenever a large block is freed, glibc empties them all. librdkafka frees a large block for each
-    record and three small ones for each header, so that most of its time went into that.
-    """
-    # Another libc has no such file or function, and needs none.
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").mallopt(_MXFAST, 0)
 
 
 class Broker:
