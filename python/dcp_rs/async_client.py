@@ -25,7 +25,7 @@ from dcp_rs.client import (
     plan_of,
     stream_options,
     with_nearest,
-)  # fmt: skip
+)
 from dcp_rs.connection import Bucket, connection_options
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.stores import CheckpointStore

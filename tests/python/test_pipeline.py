@@ -131,6 +131,7 @@ def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monk
 def test_a_variable_that_is_wrong_is_named(file, monkeypatch, capsys):
     # Kubernetes sets some for a service of the name.
     monkeypatch.setenv("DCP_RS_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("DCP_RS_PASSWORD", "of another command")
     assert run("run", file(), "--once") == 0
     monkeypatch.setenv("DCP_RS_COMMIT_INTERVAL", "5s")
     assert run("run", file(), "--once") == 2

@@ -354,7 +354,8 @@ def _check_variables() -> None:
     Raises:
         ConfigError: One is nearly an option.
     """
-    known = [str(each.name).upper() for each in PARAMETERS]
+    # DCP_RS_PASSWORD is what `password_env` names by itself.
+    known = [*(str(each.name).upper() for each in PARAMETERS), *map(str.upper, SECRETS)]
     for name in os.environ:
         option = name.removeprefix(f"{_PREFIX}_")
         if option in known or option == name:

@@ -141,7 +141,7 @@ def map_in_arrow(
     Returns:
         A function that can be pickled. With `task = map_in_arrow(options)` and `n = len(task)`, the
             data frame is `spark.range(0, n, 1, n).mapInArrow(task, schema(options))`, with the same
-        options: Spark takes columns by their places. With fewer than `n` rows, it reads a part.
+            options: Spark takes columns by their places. With fewer than `n` rows, it reads a part.
 
     Raises:
         ConfigError: An option is wrong.
