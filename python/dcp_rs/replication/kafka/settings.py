@@ -136,8 +136,7 @@ class Settings:
     def producer(self) -> dict[str, str]:
         """Options of librdkafka for the producer, whose queue is bounded."""
         return {
-            # What is queued stays in the caches of a processor: with 500,000 a record costs a fifth
-            # more.
+            # What is queued stays in the caches of a processor: with 500,000 a record costs more.
             "queue.buffering.max.kbytes": "65536",
             "queue.buffering.max.messages": "20000",
             "linger.ms": "20",
