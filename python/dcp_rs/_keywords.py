@@ -34,10 +34,10 @@ def check(
     if unknown is not None:
         import difflib
 
-        close = difflib.get_close_matches(unknown, known, 1) or [
-            name for name in known if unknown in name.split("_")
-        ]
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        # One word of several names points to each of them.
+        close = [name for name in known if unknown in name.split("_")]
+        close = close or difflib.get_close_matches(unknown, known, 1)
+        hint = f"; did you mean {' or '.join(map(repr, close))}?" if close else ""
         if others and unknown in others:
             hint = f": {others[unknown]}"
         raise TypeError(f"{function}() got an unexpected keyword argument {unknown!r}{hint}")

@@ -38,6 +38,11 @@ def test_the_nearest_name_is_suggested(call, given, meant):
         call(qqq=1)
 
 
+def test_a_word_of_several_names_suggests_each():
+    with pytest.raises(TypeError, match=r"; did you mean 'drop_fields' or 'hash_fields'\?$"):
+        dcp_rs.Client.stream(None, fields=["a"])
+
+
 def test_functions_still_tell_what_they_take():
     assert "username" in inspect.signature(dcp_rs.connect).parameters
     assert list(inspect.signature(dcp_rs.Client.stream).parameters)[:2] == ["self", "start"]
