@@ -22,6 +22,8 @@ def test_the_end_of_a_read_without_start_is_no_start(options, cluster):
     assert len(whole) == 1
     with pytest.raises(ConfigError, match=r'^start is None, .* pass "earliest" the first time'):
         dcp_rs.spark.partitions(options, start=whole.end)
+    with pytest.raises(ConfigError, match=r"^start: 'end.json' is not earliest or offsets as JSON"):
+        dcp_rs.spark.partitions(options, start="end.json")
     first = dcp_rs.spark.partitions(options, start="earliest")
     assert len(first) == 1
     assert dcp_rs.spark.partitions(options, start=first.end) == []

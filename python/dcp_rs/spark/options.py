@@ -564,12 +564,8 @@ def _metadata(name: str, value: object) -> str:
     return word
 
 
-def check_offsets(name: str, text: str) -> None:
-    """Checks that text is what `dcp_rs.spark.partitions` returns as `end`, or a checkpoint.
-
-    Raises:
-        ConfigError: It is something else, such as Kafka's offsets. What is damaged passes.
-    """
+def _check_offsets(name: str, text: str) -> None:
+    """Checks that text is an end of `dcp_rs.spark.partitions` or a checkpoint, damaged or not."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError):
@@ -582,17 +578,26 @@ def check_offsets(name: str, text: str) -> None:
         )
 
 
-def _offsets(*words: str) -> _Parser:
+def _offsets(*words: str) -> Callable[[str, object], str]:
     def parse(name: str, value: object) -> str:
         text = _text(name, value).strip()
         if text.lower() in words:
             return text.lower()
         if not text.startswith("{"):
             raise _wrong(name, value, f"{', '.join(words)} or offsets as JSON")
-        check_offsets(name, text)
+        _check_offsets(name, text)
         return text
 
     return parse
+
+
+def start_of_partitions(start: str) -> str:
+    """Returns the `start` of `dcp_rs.spark.partitions`: `earliest`, or offsets as JSON.
+
+    Raises:
+        ConfigError: It is something else, such as a path or Kafka's offsets.
+    """
+    return _offsets("earliest")("start", start)
 
 
 _PARSERS: dict[str, _Parser] = {

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import dcp_rs
-from dcp_rs import _checks, _deprecated
+from dcp_rs import _deprecated
 from dcp_rs.exceptions import ConfigError
 from dcp_rs.planner import unreached
 from dcp_rs.spark.driver import Driver
 from dcp_rs.spark.errors import SparkReadError
-from dcp_rs.spark.options import ReadOptions, check_offsets, options_as_written
+from dcp_rs.spark.options import ReadOptions, options_as_written, start_of_partitions
 from dcp_rs.spark.partition import Partitions
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ _EVERYTHING: Any = ...
 
 
 @_deprecated.accepts(_deprecated.OF_PARTITIONS)
-@options_as_written()
 def partitions(
     options: Mapping[str, object] | ReadOptions, *, start: str = _EVERYTHING
 ) -> Partitions:
@@ -54,17 +53,20 @@ def partitions(
         ConfigError: An option is wrong.
         SparkReadError: The bucket cannot be reached, or the checkpoint is not of this bucket.
     """
-    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
-    if start is _EVERYTHING:
-        return _last(parsed)
     if start is None:
         raise ConfigError(
             'start is None, as the end is of a read without start: pass "earliest" the first time,'
             " and then the end of that read"
         )
-    _checks.text("start", start)
-    if start != "earliest":
-        check_offsets("start", start)
+    # Not as an option, whose name would be written as Spark's.
+    return _planned(options, start if start is _EVERYTHING else start_of_partitions(start))
+
+
+@options_as_written()
+def _planned(options: Mapping[str, object] | ReadOptions, start: str) -> Partitions:
+    parsed = options if isinstance(options, ReadOptions) else ReadOptions.parse(options)
+    if start is _EVERYTHING:
+        return _last(parsed)
     with Driver(parsed) as driver:
         begin = _start(driver, start)
         end = driver.end(begin, parsed.max_offsets_per_trigger)
