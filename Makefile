@@ -76,6 +76,7 @@ test-kafka: .java $(STATE)/kafka-$(BROKER).stamp .installed-test ## Run the Kafk
 
 # The versions that have the most rules of their own; `make long` runs all tests on all versions.
 test-spark-versions: .java .installed-spark-4.0 .installed-spark-4.1 ## Run the main Spark tests with PySpark 4.0 and 4.1
+	@scripts/require.sh maven
 	@mkdir -p $(LOG)
 	@$(PY) tests/spark/versions.py part
 

@@ -371,3 +371,12 @@ def over_connect(spark, kind):
     merged.keep(spark, new=partial(KeptTable, kind=kind))
     for each in OVER_CONNECT:
         each(spark, kind)
+
+
+def part(kind):
+    """Tries what CI has time for."""
+    with tempfile.TemporaryDirectory() as folder:
+        spark = kept_tables.session(kind, folder)
+        for each in (once, template):
+            each(spark, kind)
+        spark.stop()

@@ -196,6 +196,13 @@ def delta_tables(*_):
     keeping_tables.everything("delta")
 
 
+def delta_part(*_):
+    """Delta tables that the executors keep, as far as CI has time."""
+    import keeping_tables
+
+    keeping_tables.part("delta")
+
+
 def delta_kills(*_):
     """Delta tables, kills and failovers."""
     import killing_tables
@@ -208,6 +215,13 @@ def iceberg_tables(*_):
     import keeping_tables
 
     keeping_tables.everything("iceberg")
+
+
+def iceberg_part(*_):
+    """Iceberg tables that the executors keep, as far as CI has time."""
+    import keeping_tables
+
+    keeping_tables.part("iceberg")
 
 
 def iceberg_kills(*_):
@@ -260,8 +274,8 @@ def two_queries(*_):
 
 # Those that start Spark for themselves.
 OWN = (
-    connect, connect_tables, pipeline, delta, delta_tables, delta_kills, iceberg_tables,
-    iceberg_kills, stored_tables, path_kills, cluster, two_queries,
+    connect, connect_tables, pipeline, delta, delta_tables, delta_part, delta_kills,
+    iceberg_tables, iceberg_part, iceberg_kills, stored_tables, path_kills, cluster, two_queries,
 )  # fmt: skip
 TRIED = {each.__name__: each for each in (batch, mapped, view, stream, merge, *OWN)}
 

@@ -48,6 +48,8 @@ PART = (
     "test_outages.py::test_an_end_that_was_rolled_back_after_it_was_logged_is_cut",
     "test_outages.py::TestCollections::test_one_that_is_made_again_is_another",
 )
+# Programs of on_version.py that merge, which need a format's jars.
+PROGRAMS = {"4.0": "delta_part", "4.1": "iceberg_part"}
 # Those that do not tell a source where a batch starts; the newest is that of the other tests.
 BEFORE = ("4.0", "4.1")
 OTHERS = (*BEFORE, "4.2")
@@ -130,7 +132,12 @@ def run(name, tests):
 
 def run_part():
     """Runs the part on the versions that need it most."""
-    return None in [run(name, PART) for name in BEFORE]
+    failed = None in [run(name, PART) for name in BEFORE]
+    environment = {"DCP_SPARK_JARS": str(STATE / "jars")} | os.environ
+    for name, program in PROGRAMS.items():
+        done = subprocess.run([python_of(name), PROGRAM, program], env=environment, check=False)
+        failed |= done.returncode != 0
+    return failed
 
 
 def run_all():
