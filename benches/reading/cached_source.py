@@ -34,6 +34,11 @@ def repeated(path: str, rows: int) -> Iterator[pa.RecordBatch]:
         rows -= batch.num_rows
 
 
+def share(rows: int, tasks: int, number: int) -> int:
+    """Returns how many of the rows a task has, of equal shares."""
+    return rows * (number + 1) // tasks - rows * number // tasks
+
+
 class CachedReader(DataSourceReader):
     """Returns its rows in equal partitions."""
 
@@ -44,9 +49,9 @@ class CachedReader(DataSourceReader):
         """Returns the partitions."""
         return [InputPartition(number) for number in range(self._tasks)]
 
-    def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Repeats the batch."""
-        return repeated(self._path, self._rows // self._tasks)
+        return repeated(self._path, share(self._rows, self._tasks, partition.value))
 
 
 class TickReader(DataSourceStreamReader):
@@ -67,11 +72,11 @@ class TickReader(DataSourceStreamReader):
         """Returns the partitions."""
         return [InputPartition(number) for number in range(self._tasks)]
 
-    def read(self, _: InputPartition) -> Iterator[pa.RecordBatch]:
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Returns the batch."""
         if self._rows is None:
             return iter([batch_in(self._path)])
-        return repeated(self._path, self._rows // self._tasks)
+        return repeated(self._path, share(self._rows, self._tasks, partition.value))
 
 
 class CachedDataSource(DataSource):
