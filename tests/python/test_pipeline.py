@@ -3,6 +3,7 @@
 import json
 import re
 import socket
+import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -83,6 +84,16 @@ def test_warnings_are_shown_unless_other_levels_are_asked_for(file, monkeypatch,
         assert run("run", path, "--once") == 0
     told = capsys.readouterr().err
     assert "WARNING dcp_rs.replication: generation 2 of inventory.airline begins" in told
+
+
+def test_a_service_has_one_heap(file):
+    program = (
+        "import sys\nfrom dcp_rs.cli import _program\n_program.run(sys.argv[1:])\n"
+        "import pyarrow\nprint(pyarrow.default_memory_pool().backend_name)"
+    )
+    command = [sys.executable, "-c", program, "run", file(), "--once"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split()[-1:] == ["system"], done
 
 
 def test_python_runs_the_same_file(file):

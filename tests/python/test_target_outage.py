@@ -141,6 +141,20 @@ def test_memory_that_a_load_or_an_outage_took_is_given_back(cluster, tmp_path, m
     assert len(given) > 1
 
 
+def test_memory_is_given_back_now_and_then(cluster, tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(core, "release_memory", lambda: given.append(None))
+    monkeypatch.setattr(core, "_RELEASE", 0.1)
+    running = Running(cluster, f"duckdb://{tmp_path}/replica.duckdb")
+    for number in range(3):
+        running.has(number)
+        time.sleep(0.2)
+        cluster.upsert(f"key_{number}", {})
+    running.has(3)
+    running.end()
+    assert len(given) >= 4, "after the load, and after each of three commits"
+
+
 def test_what_was_read_again_is_not_after_an_outage(cluster, tmp_path):
     for n in range(20):
         cluster.upsert(f"key_{n}", {})

@@ -17,6 +17,7 @@ from dcp_rs.cli.doctor import Finding, findings, shown
 from dcp_rs.cli.replicate import arguments_of, replicating
 from dcp_rs.client import Client
 from dcp_rs.exceptions import ConfigError, DcpError
+from dcp_rs.replication.heap import share_heap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -44,6 +45,7 @@ def run(context: click.Context, **_: Any) -> None:
     are added, the options --commit-..., --hung-after and --log-level change, and others with the
     next start.
     """
+    share_heap()
     given = merged(context)
     reload = Reload(context)
     before = signal.signal(signal.SIGHUP, reload.ask)

@@ -77,8 +77,8 @@ _PATIENCE = 10
 # How many times as long as its last commit a database rests before it commits what there is, though
 # nothing is due: a tenth of the time at most is spent so.
 _REST = 9
-# Seconds of a commit after which much has waited.
-_LONG = 10.0
+# Seconds after which memory that was freed is returned to the system again.
+_RELEASE = 60.0
 # Tables in a commit, of which all are in memory, in a transaction if the target has one for them.
 _TOGETHER = 100
 
@@ -132,6 +132,7 @@ class Replication:
         self._looked = time.monotonic()
         # Until when what is not due is not committed.
         self._rests_until = 0.0
+        self._releases_at = time.monotonic() + _RELEASE
         self._has_ended = False
         # Whether to ask for every version, until a server says that it keeps none.
         self._has_history = True
@@ -612,11 +613,12 @@ class Replication:
         if self._outage is not None and (is_caught_up or meter.committed_at >= begun):
             self._outage.over()
             self._outage = None
-            release_memory()
+            self._releases_at = 0.0
         group.note_waiting()
         now = time.monotonic()
-        if now - begun > _LONG:
+        if now >= self._releases_at:
             release_memory()
+            self._releases_at = now + _RELEASE
         self._rests_until = now + _REST * (now - begun)
         if lost:
             self._part(lost)

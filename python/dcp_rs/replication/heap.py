@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 
 # Of glibc's `mallopt`: the largest block that goes into a fastbin.
 _MXFAST = 1
 
 
+def share_heap() -> None:
+    """Has Arrow, unless it is loaded, use glibc's heap, so that `release_memory` returns it all.
+
+    Arrow's own has a part for each thread, which only that thread returns.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+
+
 def release_memory() -> None:
-    """Returns to the system what Arrow's pool and glibc keep: a backlog is over.
+    """Returns to the system what Arrow's pool and glibc keep.
 
     glibc keeps what was freed below a block that is in use, in a heap for every few threads: some
     MiB more after each hang of a target.
