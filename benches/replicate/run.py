@@ -10,7 +10,7 @@ With `--tables N`, instead: the first load and an update of N tables, each of a 
 with one table of the same documents, in changes per second of processor time.
 
 Usage: benches/replicate/run.py --program PEERS [--documents N] [--runs N] [--postgres URI]
-           [--no-write] [TARGET ...]
+           [--kafka BROKERS] [--no-write] [TARGET ...]
        benches/replicate/run.py --tables N [--documents N] [--runs N] [--postgres URI] [TARGET ...]
 """
 
@@ -46,12 +46,12 @@ _SOURCES = {"as a node writes": "node", "from memory": "recorded"}
 _VBUCKETS = 64
 _NAMES = {
     "duckdb": "DuckDB", "ducklake": "DuckLake", "delta": "Delta", "parquet": "Parquet",
-    "iceberg": "Iceberg", "postgres": "PostgreSQL",
+    "iceberg": "Iceberg", "postgres": "PostgreSQL", "kafka": "Kafka",
 }  # fmt: skip
 # What is below its goal is bold. That of a core is twice what go-dcp-kafka publishes: a million in
 # 12 s with 0.383 cores.
 _OF_BULK = 0.6
-_OF_A_CORE = {"delta": 435_000, "parquet": 435_000}
+_OF_A_CORE = {"delta": 435_000, "parquet": 435_000, "kafka": 435_000}
 _UPDATES = {"duckdb": 50_000, "postgres": 20_000}
 
 
@@ -59,6 +59,9 @@ def main() -> None:
     """Measures, and writes the results."""
     options = _arguments()
     urls = _urls(options.postgres)
+    if options.kafka is not None:
+        topic = "bench-{name}"
+        urls["kafka-table"] = f"kafka://{options.kafka}?topic={topic}&name={topic}&headers=one"
     chosen = options.targets or list(urls)
     if options.tables is not None:
         there = {name: _of_many(name, urls[name], options.postgres) for name in chosen}
@@ -72,10 +75,10 @@ def main() -> None:
     lines = [*_loads(options, urls, chosen), *_updates(options, urls, chosen)]
     head = (
         f"`dcp_rs.replicate` of {options.documents:,} documents of 256 B, in rows a second and in "
-        "rows a second of processor time; beside the target's own bulk load and MERGE of Arrow "
-        f"data; medians of {options.runs} runs; {machine}; load {before:.1f} before and "
-        f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
-        '`make bench-replicate ARGS="--postgres URI"`.'
+        "rows a second of processor time; Kafka's with one header; beside the target's own bulk "
+        f"load and MERGE of Arrow data; medians of {options.runs} runs; {machine}; load "
+        f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
+        '`make bench-replicate ARGS="--postgres URI --kafka BROKERS"`.'
     )
     if options.no_write:
         print("\n".join([head, "", *lines]))
@@ -93,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tables", type=int, metavar="N", help="compare so many tables with one")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--postgres", metavar="URI", help="database to write to")
+    parser.add_argument("--kafka", metavar="BROKERS", help="brokers to write to")
     parser.add_argument("--no-write", action="store_true", help="print the tables instead")
     options = parser.parse_args()
     if options.tables is None and options.program is None:
@@ -137,8 +141,9 @@ def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str])
                 for name in chosen:
                     with _place(urls[name]) as (url, folder):
                         cost = many.replicated(job, url, name.split("-")[1], {})
-                        if source == "from memory" and run:
-                            spent = BULK[name.split("-")[0]](rows, folder, options.postgres)
+                        bulk = BULK.get(name.split("-")[0])
+                        if bulk is not None and source == "from memory" and run:
+                            spent = bulk(rows, folder, options.postgres)
                             own.setdefault(name, []).append(spent)
                     if cost.changes != options.documents:
                         sys.exit(f"{cost.changes} changes came instead of {options.documents}")
@@ -159,11 +164,14 @@ def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str])
             own_core = [each.processor for each in costs]
             cells += [_rate(options.documents, own_core, _OF_A_CORE.get(target, 0))]
         last = loads[name, "from memory"]
-        ratio = statistics.median(
-            spent / each.seconds for spent, each in zip(own[name], last, strict=True)
-        )
         cells += [f"{statistics.median(each.peak for each in last):.0f}"]
-        cells += [_rate(options.documents, own[name]), _share(ratio, _OF_BULK)]
+        if name in own:
+            ratio = statistics.median(
+                spent / each.seconds for spent, each in zip(own[name], last, strict=True)
+            )
+            cells += [_rate(options.documents, own[name]), _share(ratio, _OF_BULK)]
+        else:
+            cells += ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
@@ -176,7 +184,7 @@ def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str
     ]
     count = options.documents // 10
     chance = random.Random(1)  # noqa: S311 - keys to rewrite, not secrets
-    names = [name for name in chosen if name.endswith("-table")]
+    names = [name for name in chosen if name.endswith("-table") and name.split("-")[0] in MERGES]
     with dcp_rs.testing.EmbeddedCluster(
         vbuckets=_VBUCKETS,
         password=many.PASSWORD,

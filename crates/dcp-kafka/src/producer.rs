@@ -9,8 +9,9 @@ use crate::error::{Error, Kind};
 use crate::library::{Client, Library};
 use crate::records::Records;
 
-/// How long to wait at a time until the queue has room.
-const TURN: Duration = Duration::from_millis(20);
+/// How long to wait at a time until the queue has room, of which nothing tells: less than the broker
+/// thread takes to empty it.
+const TURN: Duration = Duration::from_millis(2);
 
 /// Writes records in transactions.
 pub struct Producer(Client);

@@ -1,11 +1,12 @@
 //! Records for Kafka, which are given as columns.
 
+use std::mem;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dcp_kafka::{Column, Error, Header, Kind as KafkaKind, Producer, Records};
-use pyo3::buffer::PyBuffer;
+use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
 
 use crate::error::{Failure, Kind};
@@ -37,6 +38,7 @@ const fn class(kind: KafkaKind) -> Kind {
 type Bytes = (PyBuffer<i32>, PyBuffer<u8>, PyBuffer<u8>);
 
 /// A column of bytes, copied from Python's buffers.
+#[derive(Debug, Default)]
 struct Given {
     offsets: Vec<i32>,
     data: Vec<u8>,
@@ -44,8 +46,10 @@ struct Given {
 }
 
 impl Given {
-    fn read(py: Python<'_>, (offsets, data, nulls): &Bytes) -> PyResult<Self> {
-        Ok(Self { offsets: offsets.to_vec(py)?, data: data.to_vec(py)?, nulls: nulls.to_vec(py)? })
+    fn read(&mut self, py: Python<'_>, (offsets, data, nulls): &Bytes) -> PyResult<()> {
+        copy(py, offsets, &mut self.offsets)?;
+        copy(py, data, &mut self.data)?;
+        copy(py, nulls, &mut self.nulls)
     }
 
     fn column(&self) -> Result<Column<'_>, Error> {
@@ -53,10 +57,51 @@ impl Given {
     }
 }
 
+/// Columns copied from Python, whose memory serves again: the pages of a new copy cost as much as
+/// the copy.
+#[derive(Debug, Default)]
+struct Copied {
+    keys: Given,
+    values: Given,
+    partitions: Vec<i32>,
+    numbers: Vec<Vec<i64>>,
+}
+
+impl Copied {
+    /// More bytes of values than this are not kept.
+    const KEPT: usize = 16 << 20;
+
+    fn read(
+        &mut self,
+        py: Python<'_>,
+        keys: &Bytes,
+        values: &Bytes,
+        partitions: &PyBuffer<i32>,
+        numbers: &[(String, PyBuffer<i64>, Vec<String>)],
+    ) -> PyResult<()> {
+        self.keys.read(py, keys)?;
+        self.values.read(py, values)?;
+        copy(py, partitions, &mut self.partitions)?;
+        self.numbers.resize_with(numbers.len(), Vec::new);
+        for ((_, from, _), to) in numbers.iter().zip(&mut self.numbers) {
+            copy(py, from, to)?;
+        }
+        Ok(())
+    }
+}
+
+fn copy<T: Element + Default>(py: Python<'_>, from: &PyBuffer<T>, to: &mut Vec<T>) -> PyResult<()> {
+    to.resize(from.item_count(), T::default());
+    from.copy_to_slice(py, to)
+}
+
 /// A transactional producer of librdkafka.
 #[pyclass(frozen, module = "dcp_rs._dcp_rs")]
 #[derive(Debug)]
-pub(crate) struct KafkaProducer(Mutex<Option<Arc<Producer>>>);
+pub(crate) struct KafkaProducer {
+    producer: Mutex<Option<Arc<Producer>>>,
+    copied: Mutex<Copied>,
+}
 
 impl KafkaProducer {
     fn attempt(
@@ -64,7 +109,7 @@ impl KafkaProducer {
         py: Python<'_>,
         attempt: impl FnOnce(&Producer) -> Result<(), Error> + Send,
     ) -> PyResult<()> {
-        let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let closed = || Failure::new(Kind::Closed, "the producer is closed");
         let producer = producer.ok_or_else(closed)?;
         py.detach(|| attempt(&producer)).map_err(|error| Failure::from(error).into())
@@ -77,7 +122,7 @@ impl KafkaProducer {
     #[new]
     fn new(py: Python<'_>, library: PathBuf, config: Vec<(String, String)>) -> PyResult<Self> {
         let made = py.detach(|| Producer::new(&library, &config)).map_err(Failure::from)?;
-        Ok(Self(Mutex::new(Some(Arc::new(made)))))
+        Ok(Self { producer: Mutex::new(Some(Arc::new(made))), copied: Mutex::default() })
     }
 
     fn init(&self, py: Python<'_>, timeout: f64) -> PyResult<()> {
@@ -111,27 +156,31 @@ impl KafkaProducer {
         joined: Option<&str>,
         timeout: f64,
     ) -> PyResult<()> {
-        let (keys, values) = (Given::read(py, &keys)?, Given::read(py, &values)?);
-        let partitions = partitions.to_vec(py)?;
-        let numbers: Vec<(String, Vec<i64>, Vec<String>)> = headers
-            .into_iter()
-            .map(|(name, numbers, words)| Ok((name, numbers.to_vec(py)?, words)))
-            .collect::<PyResult<_>>()?;
+        // Taken out, as a thread may not wait for a lock while it holds the interpreter's.
+        let mut copied =
+            mem::take(&mut *self.copied.lock().unwrap_or_else(PoisonError::into_inner));
+        copied.read(py, &keys, &values, &partitions, &headers)?;
         self.attempt(py, |producer| {
-            let headers = numbers
+            let headers = headers
                 .iter()
-                .map(|(name, numbers, words)| Header::new(name, numbers, words.clone()))
+                .zip(&copied.numbers)
+                .map(|((name, _, words), numbers)| Header::new(name, numbers, words.clone()))
                 .collect::<Result<_, _>>()?;
-            let mut records = Records::new(keys.column()?, values.column()?, &partitions, headers)?;
+            let (keys, values) = (copied.keys.column()?, copied.values.column()?);
+            let mut records = Records::new(keys, values, &copied.partitions, headers)?;
             if let Some(name) = joined {
                 records = records.joined(name)?;
             }
             producer.send(topic, count, &records, seconds(timeout))
-        })
+        })?;
+        if copied.values.data.capacity() <= Copied::KEPT {
+            *self.copied.lock().unwrap_or_else(PoisonError::into_inner) = copied;
+        }
+        Ok(())
     }
 
     fn close(&self, py: Python<'_>) {
-        let producer = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let producer = self.producer.lock().unwrap_or_else(PoisonError::into_inner).take();
         // Its threads are joined.
         py.detach(|| drop(producer));
     }

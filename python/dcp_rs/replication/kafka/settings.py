@@ -136,9 +136,9 @@ class Settings:
     def producer(self) -> dict[str, str]:
         """Options of librdkafka for the producer, whose queue is bounded."""
         return {
-            # What is queued stays in the caches of a processor: with 500,000 a record costs more.
+            # What is queued stays in the caches: with 20,000 a record costs a sixth more.
             "queue.buffering.max.kbytes": "65536",
-            "queue.buffering.max.messages": "20000",
+            "queue.buffering.max.messages": "10000",
             "linger.ms": "20",
             **self.config,
             "bootstrap.servers": self.brokers,
