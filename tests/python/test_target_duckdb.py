@@ -217,8 +217,21 @@ def test_a_table_that_somebody_changed_is_loaded_anew(cluster, table, edit, capl
     done = replicate(cluster, table)
     assert table.documents() == written.documents()
     assert done.generation == 2
-    assert any("is not as it was left: it has " in each for each in caplog.messages)
+    assert any("is not as it was left: it " in each for each in caplog.messages)
     assert replicate(cluster, table).commits == 0, "once"
+
+
+def test_a_column_that_somebody_dropped_is_loaded_anew(cluster, replica, caplog):
+    for n in range(3):
+        cluster.upsert(f"key_{n}", {"n": n})
+    replicate(cluster, replica, document_schema="n BIGINT")
+    replica.query("ALTER TABLE documents DROP COLUMN n")
+    assert replicate(cluster, replica, document_schema="n BIGINT").generation == 2
+    assert sorted(
+        row["n"] for row in replica.query("SELECT n FROM documents WHERE generation = 2")
+    ) == [0, 1, 2]
+    assert any("is not as it was left: it lacks n" in each for each in caplog.messages)
+    assert replicate(cluster, replica, document_schema="n BIGINT").commits == 0, "once"
 
 
 def test_a_log_that_somebody_emptied_is_written_anew(cluster, replica):

@@ -279,6 +279,7 @@ def test_text_is_the_same_in_a_database_of_another_encoding(cluster, postgres_se
         "TRUNCATE documents",
         "DELETE FROM documents WHERE key = 'key_3'",
         "DROP TABLE documents",
+        "ALTER TABLE documents DROP COLUMN value",
         "INSERT INTO documents (collection_id, key) VALUES (0, 'foreign')",
     ],
 )

@@ -35,6 +35,7 @@ from dcp_rs.replication.target import (
     check_use,
     has_variant,
     is_scalar,
+    lacking,
     missing_columns,
     overtaken,
     quote,
@@ -164,10 +165,10 @@ class DuckDBTarget:
             catalog = self._catalog()
             state = self._load(catalog)
             check_use(state, schema, mode)
-            self._prepare(want, mode, catalog, is_known=state is not None)
+            added = self._prepare(want, mode, catalog, is_known=state is not None)
             self._find_rejects(catalog)
             self._make_states()
-            return None if state is None else self._checked(state)
+            return None if state is None else lacking(self._checked(state), added)
 
     def _make_states(self) -> None:
         self._run(
@@ -247,8 +248,8 @@ class DuckDBTarget:
 
     def _prepare(
         self, want: dict[str, str], mode: Mode, catalog: Catalog, *, is_known: bool
-    ) -> None:
-        """Creates the table, or adds missing columns."""
+    ) -> list[str]:
+        """Creates the table, or adds missing columns; returns those."""
         table = quote(self._table)
         has_key = self._has_keys and mode == "table"
         key = f", PRIMARY KEY ({', '.join(IDENTITY)})" if has_key else ""
@@ -274,7 +275,8 @@ class DuckDBTarget:
                     option="target",
                 )
         have = self._named_as(want, described)
-        for name, kind in missing_columns(have, want, self._table).items():
+        added = missing_columns(have, want, self._table)
+        for name, kind in added.items():
             self._run(f"ALTER TABLE {table} ADD COLUMN {quote_column(name)} {kind}")
         names = ", ".join(map(quote_column, want))
         nulls = ", ".join("NULL" for _ in want)
@@ -285,6 +287,7 @@ class DuckDBTarget:
             raise ConfigError(
                 f"table {self._table} cannot be written to: {reason}", option="target"
             ) from error
+        return list(added)
 
     def _named_as(self, want: dict[str, str], described: list[Any]) -> dict[str, str]:
         """Returns the types of the table's columns, with the names of those wanted."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -335,6 +335,17 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
             option="document_schema",
         )
     return {name: kind for name, kind in want.items() if name not in have}
+
+
+def lacking(state: State, added: Iterable[str]) -> State:
+    """Returns the state, with a reason if its table lacked columns of documents.
+
+    Args:
+        state: The state.
+        added: Columns that the table lacked.
+    """
+    lost = [name for name in added if name in state.documents]
+    return replace(state, moved=f"it lacks {', '.join(lost)}") if lost else state
 
 
 def check_fold(names: Iterable[str], library: str) -> None:

@@ -64,6 +64,7 @@ class Table:
 
     Attributes:
         rows: Rows that it has, of the share.
+        added: Columns that it lacked.
     """
 
     def __init__(
@@ -87,6 +88,7 @@ class Table:
         # Temporary tables for rows, deletes and identities of rejects.
         self._rows = self._deletes = self._settled = self._changed = ""
         self.rows = 0
+        self.added: list[str] = []
         # Rejects that there are; `None` without a table of them.
         self._rejected: int | None = None
 
@@ -140,6 +142,7 @@ class Table:
         check_additions(have, want, self._name)
         check_rules(self._session, oid, self._name, removes=self._mode != "log")
         self._has_triggers = has_triggers(self._session, oid)
+        self.added = list(missing)
         for name, kind in missing.items():
             self._session.run(
                 f"ALTER TABLE {self._relation.quoted} ADD COLUMN {quote_column(name)} {kind}"

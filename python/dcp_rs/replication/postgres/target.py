@@ -19,7 +19,7 @@ from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.sharing import called
-from dcp_rs.replication.target import check_use, is_scalar, overtaken, refuse_variants
+from dcp_rs.replication.target import check_use, is_scalar, lacking, overtaken, refuse_variants
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -190,7 +190,7 @@ class PostgresTarget:
             return replace(state, moved="it was dropped")
         if found.rows not in {None, table.rows}:
             return replace(state, moved=f"it has {table.rows} rows, and had {found.rows}")
-        return state
+        return lacking(state, table.added)
 
     def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
         """See `dcp_rs.replication.HistoryTarget.newest`."""
