@@ -711,6 +711,8 @@ def test_what_can_be_a_log_only_is_no_table(cluster, url):
     ("url", "message"),
     [
         ("mysql://host/db", "must begin with one of delta://, duckdb://"),
+        ("duckdb:x", "has no // after duckdb: write duckdb:///path"),
+        ("delta:/x", "has no // after delta: write delta:///path"),
         ("duckdb://?table=x", "name the database"),
         ("delta://", "name the table's folder"),
         ("parquet:///x?table=y", "no option table; it takes none"),

@@ -147,6 +147,11 @@ def _parse(url: str, storage_options: Mapping[str, str] | None) -> tuple[Address
             f"must begin with one of {', '.join(f'{each}://' for each in _SCHEMES)}{hint}",
             option="target",
         )
+    word = url.partition(":")[0]
+    if not url.startswith(f"{word}://"):
+        raise ConfigError(
+            f"has no // after {word}: write {word}:///path, with the whole path", option="target"
+        )
     if "value_format" in address.options and address.scheme not in {"duckdb", "kafka"}:
         raise ConfigError(
             "value_format is an option of duckdb only, because dcp_rs cannot write a "
