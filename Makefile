@@ -241,7 +241,7 @@ bench-reading: .java .installed-test ## Benchmark the reader in Python; writes d
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/reading/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-# Half an hour. With the jars of the Couchbase Spark connector in COUCHBASE_SPARK_JARS, it is
+# 80 minutes. With the jars of the Couchbase Spark connector in COUCHBASE_SPARK_JARS, it is
 # measured too.
 bench-spark: .java .installed-test ## Benchmark Spark from outside: time, processor, memory; writes docs/performance.json
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
