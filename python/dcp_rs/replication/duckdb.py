@@ -260,7 +260,8 @@ class DuckDBTarget:
         described = self._run(f"DESCRIBE {table}")
         if not is_known and self._run(f"SELECT 1 FROM {table} LIMIT 1"):  # noqa: S608
             raise ConfigError(
-                f"table {self._table} has rows that dcp_rs did not write: use another",
+                f"table {self._table} has rows that dcp_rs did not write, or its state is gone from"
+                f" {STATES}: use another, or drop it",
                 option="target",
             )
         if has_key:

@@ -11,6 +11,7 @@ from dcp_rs.replication.history import newest_of
 from dcp_rs.replication.postgres import refusals
 from dcp_rs.replication.postgres.relation import (
     PREFIX,
+    STATES,
     check_additions,
     check_rules,
     columns_of,
@@ -116,7 +117,8 @@ class Table:
             those = f"{table} WHERE {self._own}" if has_others else table
             if not is_known and self._session.run(f"SELECT 1 FROM {those} LIMIT 1"):  # noqa: S608
                 raise ConfigError(
-                    f"table {self._name} has rows that dcp_rs did not write: use another",
+                    f"table {self._name} has rows that dcp_rs did not write, or its state is gone"
+                    f" from {STATES}: use another, or drop it",
                     option="target",
                 )
             self._check(oid, want)
