@@ -234,6 +234,17 @@ def test_a_column_that_somebody_dropped_is_loaded_anew(cluster, replica, caplog)
     assert replicate(cluster, replica, document_schema="n BIGINT").commits == 0, "once"
 
 
+def test_a_start_that_dies_does_not_hide_a_dropped_column(cluster, replica):
+    cluster.upsert("key", {"n": 1})
+    replicate(cluster, replica, document_schema="n BIGINT")
+    replica.query("ALTER TABLE documents DROP COLUMN n")
+    end = threading.Event()
+    end.set()
+    assert replicate(cluster, replica, document_schema="n BIGINT", stop=end).commits == 0
+    assert replicate(cluster, replica, document_schema="n BIGINT").generation == 2
+    assert replica.query("SELECT n FROM documents WHERE generation = 2") == [{"n": 1}]
+
+
 def test_a_log_that_somebody_emptied_is_written_anew(cluster, replica):
     cluster.upsert("a", {})
     replicate(cluster, replica)

@@ -291,6 +291,9 @@ def test_a_table_that_somebody_changed_is_loaded_anew(cluster, table, edit, capl
     replicate(cluster, table)
     table.query(edit)
     cluster.remove(_LEGACY)
+    end = threading.Event()
+    end.set()
+    assert replicate(cluster, table, stop=end).commits == 0, "it ends before its first commit"
     assert replicate(cluster, table).generation == 2
     assert table.documents() == written.documents()
     assert rejected(table) == []

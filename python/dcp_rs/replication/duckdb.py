@@ -28,11 +28,13 @@ from dcp_rs.replication.target import (
     ENDED_BY,
     IDENTITY,
     IS_CURRENT,
+    LACKED,
     VALID_FROM,
     VALID_TO,
     check_fold,
     check_key,
     check_use,
+    counted,
     has_variant,
     is_scalar,
     lacking,
@@ -168,7 +170,7 @@ class DuckDBTarget:
             added = self._prepare(want, mode, catalog, is_known=state is not None)
             self._find_rejects(catalog)
             self._make_states()
-            return None if state is None else lacking(self._checked(state), added)
+            return None if state is None else self._checked(state, added)
 
     def _make_states(self) -> None:
         self._run(
@@ -231,16 +233,20 @@ class DuckDBTarget:
         )
         return State.from_json(text)
 
-    def _checked(self, state: State) -> State:
-        """Returns the state, with a reason if the table has not as many rows as it left."""
+    def _checked(self, state: State, added: list[str]) -> State:
+        """Returns the state, with a reason if the table is not as it left it."""
+        moved = lacking(state, added)
+        if moved:
+            self._run(
+                f"UPDATE {STATES} SET rows = {LACKED} WHERE table_name = ?",  # noqa: S608 - constants
+                [self._name],
+            )
+            return replace(state, moved=moved)
         ((expected,),) = self._run(
             f"SELECT rows FROM {STATES} WHERE table_name = ?",  # noqa: S608 - a constant
             [self._name],
         )
-        found = self._count()
-        if expected in {None, found}:
-            return state
-        return replace(state, moved=f"it has {found} rows, and had {expected}")
+        return counted(state, expected, self._count())
 
     def _count(self) -> int:
         found: int = self._run(f"SELECT count(*) FROM {quote(self._table)}")[0][0]  # noqa: S608

@@ -337,15 +337,35 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     return {name: kind for name, kind in want.items() if name not in have}
 
 
-def lacking(state: State, added: Iterable[str]) -> State:
-    """Returns the state, with a reason if its table lacked columns of documents.
+LACKED = -1
+"""Rows in the state of a table that lacked columns of documents, until its next commit: a start
+that dies before that hides nothing."""
+
+
+def counted(state: State, expected: int | None, found: int) -> State:
+    """Returns the state, with a reason if its table is not as the state left it.
+
+    Args:
+        state: The state.
+        expected: Rows that the table had, or `LACKED`; `None` if that is not known.
+        found: Rows that it has.
+    """
+    if expected == LACKED:
+        return replace(state, moved="it lacked columns of documents")
+    if expected in {None, found}:
+        return state
+    return replace(state, moved=f"it has {found} rows, and had {expected}")
+
+
+def lacking(state: State, added: Iterable[str]) -> str:
+    """Returns why the table of a state is not as it left it, if columns of documents were added.
 
     Args:
         state: The state.
         added: Columns that the table lacked.
     """
     lost = [name for name in added if name in state.documents]
-    return replace(state, moved=f"it lacks {', '.join(lost)}") if lost else state
+    return f"it lacks {', '.join(lost)}" if lost else ""
 
 
 def check_fold(names: Iterable[str], library: str) -> None:

@@ -11,7 +11,7 @@ from dcp_rs.replication.postgres.relation import STATES, names_of
 from dcp_rs.replication.postgres.session import qualified
 from dcp_rs.replication.sharing import SUFFIX, called, split_key
 from dcp_rs.replication.state import State
-from dcp_rs.replication.target import overtaken
+from dcp_rs.replication.target import LACKED, overtaken
 
 if TYPE_CHECKING:
     from dcp_rs.replication.postgres.relation import Relation
@@ -163,6 +163,14 @@ class States:
                 f"table {given} is that of {_of(before)}, and cannot become that of {_of(of)}:"
                 f" {goes_on}; or replicate to a new table; or stop all that write to it, drop it,"
                 f" and delete {', '.join(sorted(names))} from {self.table}"
+            )
+
+    def lacked(self, name: str) -> None:
+        """Notes that the table lacked columns, until it is loaded again."""
+        if self._has_rows:
+            self._session.run(
+                f"UPDATE {self.table} SET rows = {LACKED} WHERE table_name = $1",  # noqa: S608
+                name,
             )
 
     def begin(self, name: str) -> None:

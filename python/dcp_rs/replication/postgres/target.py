@@ -19,7 +19,14 @@ from dcp_rs.replication.postgres.states import States, has_states
 from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.sharing import called
-from dcp_rs.replication.target import check_use, is_scalar, lacking, overtaken, refuse_variants
+from dcp_rs.replication.target import (
+    check_use,
+    counted,
+    is_scalar,
+    lacking,
+    overtaken,
+    refuse_variants,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -188,9 +195,11 @@ class PostgresTarget:
             return None
         if relation.oid is None:
             return replace(state, moved="it was dropped")
-        if found.rows not in {None, table.rows}:
-            return replace(state, moved=f"it has {table.rows} rows, and had {found.rows}")
-        return lacking(state, table.added)
+        moved = lacking(state, table.added)
+        if moved:
+            states.lacked(found.name)
+            return replace(state, moved=moved)
+        return counted(state, found.rows, table.rows)
 
     def newest(self, identities: pa.Table, lost: Sequence[str]) -> pa.Table:
         """See `dcp_rs.replication.HistoryTarget.newest`."""
