@@ -79,7 +79,7 @@ class BatchPolicy:
         max_bytes: Size in bytes at which a batch ends, at most 16 MiB.
         linger: How long the first row of a batch waits at most for more rows, in seconds. A stream
             without an end waits so long only while changes come so fast that they would fill the
-            batch; other rows are handed over once nothing is left to read, under load after 5 ms.
+            batch; other rows are handed over once nothing is left to read, under load after 3 ms.
             From 2 ms on, data on a busy connection may collect for that long before it is read;
             with less, every batch waits for `linger`.
 

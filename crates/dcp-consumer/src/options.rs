@@ -160,7 +160,7 @@ pub struct BatchPolicy {
     pub max_bytes: usize,
     /// How long the first row of a batch waits at most for others. A stream without an end waits so
     /// long only while changes come so fast that they would fill the batch: others are handed over
-    /// once nothing is left to read, under load after 5 ms. From 2 ms on, data of a busy connection
+    /// once nothing is left to read, under load after 3 ms. From 2 ms on, data of a busy connection
     /// may gather for that long before it is read; with less, every batch waits for `linger`.
     pub linger: Duration,
 }

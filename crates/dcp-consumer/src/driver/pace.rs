@@ -13,11 +13,15 @@ use std::time::{Duration, Instant};
 /// How long data may gather: the resolution of tokio's timer, which may wait twice as long.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
 
+/// Bytes that a [`PAUSE`] brings at least under load. Fewer are single changes, which may have come close
+/// together by chance.
+const LOAD: usize = 2 * 1024;
+
 /// Number of wake-ups within a [`PAUSE`] that is too many.
 const BUSY: u32 = 4;
 
 /// How long a batch stays open at least under load, and at most after the last data.
-pub(super) const LULL: Duration = Duration::from_millis(5);
+pub(super) const LULL: Duration = Duration::from_millis(3);
 
 /// A batch is worth waiting for if it would be full within this many times its `linger`.
 const WORTH_FILLING: f64 = 4.0;
@@ -45,8 +49,8 @@ enum State {
     AtOnce { since: Instant, wakes: u32 },
     /// Data gathers.
     Gathers { until: Instant },
-    /// Data has gathered until then.
-    Due { at: Instant },
+    /// Data has gathered until then, or would have if there had been room.
+    Due { at: Instant, has_gathered: bool },
 }
 
 impl Pace {
@@ -79,10 +83,20 @@ impl Pace {
         let taken = std::mem::take(&mut self.taken);
         let is_loaded = match &mut self.state {
             State::Gathers { .. } => true,
-            State::Due { at } if now < *at + PAUSE => true,
+            State::Due { at, has_gathered }
+                if now < *at + PAUSE && (taken >= LOAD || !*has_gathered) =>
+            {
+                true
+            }
             State::AtOnce { since, wakes } if now < *since + PAUSE => {
                 *wakes = if taken < WORTHWHILE { *wakes + 1 } else { 0 };
                 *wakes >= BUSY
+            }
+            // A pause that brought next to nothing: there was no load.
+            State::Due { at, .. } if now < *at + PAUSE => {
+                self.loaded_at = None;
+                self.state = State::AtOnce { since: now, wakes: 1 };
+                false
             }
             // The first bytes after a pause.
             State::Due { .. } | State::AtOnce { .. } => {
@@ -98,7 +112,7 @@ impl Pace {
         if gathers {
             self.state = State::Gathers { until: now + PAUSE };
         } else if is_loaded {
-            self.state = State::Due { at: now };
+            self.state = State::Due { at: now, has_gathered: false };
         }
         gathers
     }
@@ -135,7 +149,7 @@ impl Pace {
     pub(super) fn is_due(&mut self, now: Instant) -> bool {
         let is_due = self.gathers_until().is_some_and(|until| now >= until);
         if is_due {
-            self.state = State::Due { at: now };
+            self.state = State::Due { at: now, has_gathered: true };
         }
         is_due
     }
@@ -196,7 +210,7 @@ mod tests {
             assert!(pace.is_due(now));
             assert_eq!(pace.gathers_until(), None, "it is to be read");
             now += micros(50);
-            assert!(read(&mut pace, now, 100 * SMALL), "there was something, and more comes");
+            assert!(read(&mut pace, now, 30 * SMALL), "there was something, and more comes");
         }
     }
 
@@ -219,6 +233,16 @@ mod tests {
         assert!(!read(&mut pace, now, SMALL), "the first after a second");
         now += micros(20);
         assert!(!read(&mut pace, now, SMALL), "nor is the second one too many");
+    }
+
+    #[test]
+    fn pace_reads_at_once_again_if_a_pause_brings_a_change_or_two() {
+        let (mut pace, now) = under_load();
+        let now = now + PAUSE;
+        assert!(pace.is_due(now));
+        assert!(!read(&mut pace, now, SMALL));
+        assert_eq!(pace.hand_over_at(now, 0.0), Some(now), "nothing more gathers");
+        assert!(!read(&mut pace, now + PAUSE / 2, SMALL));
     }
 
     #[test]
@@ -286,7 +310,7 @@ mod tests {
     fn first_data_after_a_lull_is_handed_over_at_once() {
         let (mut pace, now) = under_load();
         assert!(pace.is_due(now + PAUSE));
-        let soon = now + 3 * PAUSE;
+        let soon = now + 5 * PAUSE / 2;
         assert!(!read(&mut pace, soon, SMALL));
         assert_eq!(pace.hand_over_at(soon, 0.0), Some(soon + LULL), "the load may go on");
         let late = now + LULL;

@@ -77,8 +77,8 @@ async fn batch_of_a_read_with_an_end_may_linger_for_ever() {
 
 #[tokio::test(start_paused = true)]
 async fn batch_that_fills_waits_for_its_linger_and_any_other_does_not() {
-    // A row each 4 ms fills it after nine, half of the window.
-    for (linger, waits) in [(20, 20), (4, 2)] {
+    // A row each 2 ms fills it after nine, half of the window.
+    for (linger, waits) in [(12, 12), (2, 0)] {
         let linger = Duration::from_millis(linger);
         let mut server =
             Server::start_endless(BatchPolicy { linger, ..BatchPolicy::default() }).await;
@@ -88,7 +88,7 @@ async fn batch_that_fills_waits_for_its_linger_and_any_other_does_not() {
         for row in 1.. {
             server.rows([row]).await;
             let batch = poll_fn(|context| server.queue.poll_pop(context));
-            if timeout(Duration::from_millis(4), batch).await.is_ok() {
+            if timeout(Duration::from_millis(2), batch).await.is_ok() {
                 break;
             }
         }
