@@ -268,7 +268,7 @@ impl<S: BatchSink> StreamTask<S> {
         let Some(address) = self.bucket.address_of(map, vbid) else {
             self.map.poll_by(now + POLL_INTERVAL);
             let cause = self.no_node(map, vbid);
-            return self.placement.postpone(vbid, Some(cause), now);
+            return self.placement.postpone(vbid, Some(cause), false, now);
         };
         let id = match self.connections.assign(&address, now) {
             Assignment::Existing(id) => id,
@@ -276,7 +276,9 @@ impl<S: BatchSink> StreamTask<S> {
                 self.children.connect(address, id, self.config.opening.clone());
                 id
             }
-            Assignment::Later(cause) => return self.placement.postpone(vbid, cause, now),
+            Assignment::Later(cause) => {
+                return self.placement.postpone(vbid, cause, true, now);
+            }
         };
         self.placement.assign(vbid, id);
     }
@@ -328,7 +330,12 @@ impl<S: BatchSink> StreamTask<S> {
             return Ok(());
         }
         match result {
-            Ok(connection) => self.start(id, connection),
+            Ok(connection) => {
+                self.start(id, connection);
+                let map = self.bucket.config();
+                let is_there = |vbid| self.bucket.address_of(&map, vbid).as_ref() == Some(address);
+                self.placement.reached(is_there, now());
+            }
             Err(error) if !self.bucket.may_pass(&error) => return Err(error),
             Err(error) => {
                 let (now, error) = (now(), Arc::new(error));

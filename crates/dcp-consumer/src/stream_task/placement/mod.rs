@@ -30,8 +30,9 @@ enum State {
     Opening { on: ConnectionId, from: Option<Box<StreamPosition>> },
     /// It streams on a connection.
     Streaming { on: ConnectionId, since: Instant },
-    /// It is reopened at a given time.
-    BackingOff { until: Instant, from: Box<StreamPosition> },
+    /// It is reopened at a given time or, if all it lacks is a connection to its node, as soon as there is
+    /// one.
+    BackingOff { until: Instant, lacks_node: bool, from: Box<StreamPosition> },
     /// Its end was reached.
     Complete,
     /// It cannot be streamed; the stream ends with the error.
@@ -98,7 +99,8 @@ impl Placement {
         randomness: StdRng,
     ) -> Self {
         let entry = |range: VbucketRange| {
-            let state = State::BackingOff { until: now, from: Box::new(range.from) };
+            let state =
+                State::BackingOff { until: now, lacks_node: false, from: Box::new(range.from) };
             (range.vbid, Entry { idle_since: Some(now), ..Entry::new(state, range.to) })
         };
         let vbuckets = ranges.into_iter().map(entry).collect();
@@ -177,7 +179,7 @@ impl Placement {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return false };
         let State::Opening { from, .. } = &mut entry.state else { return false };
         let Some(from) = from.take() else { return false };
-        entry.state = State::BackingOff { until: now, from };
+        entry.state = State::BackingOff { until: now, lacks_node: false, from };
         true
     }
 
@@ -207,13 +209,33 @@ impl Placement {
         requests
     }
 
-    /// A vBucket cannot be assigned for now, because of `cause`.
-    pub(crate) fn postpone(&mut self, vbid: Vbid, cause: Option<Arc<Error>>, now: Instant) {
+    /// A vBucket cannot be assigned for now, because of `cause`: the cluster map has no node for it, or
+    /// the node is not tried yet.
+    pub(crate) fn postpone(
+        &mut self,
+        vbid: Vbid,
+        cause: Option<Arc<Error>>,
+        has_node: bool,
+        now: Instant,
+    ) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         entry.cause = cause.or(entry.cause.take());
-        if let State::BackingOff { until, .. } = &mut entry.state {
+        if let State::BackingOff { until, lacks_node, .. } = &mut entry.state {
             *until = now + Backoff::SHORT.wait(entry.attempts, &mut self.randomness);
+            *lacks_node = has_node;
             entry.attempts = entry.attempts.saturating_add(1);
+        }
+    }
+
+    /// A node has a connection again: the vBuckets that waited for one, of those that `is_there`, are due
+    /// at once.
+    pub(crate) fn reached(&mut self, is_there: impl Fn(Vbid) -> bool, now: Instant) {
+        for (&vbid, entry) in &mut self.vbuckets {
+            if let State::BackingOff { until, lacks_node: true, .. } = &mut entry.state
+                && is_there(vbid)
+            {
+                *until = now.min(*until);
+            }
         }
     }
 
@@ -225,7 +247,7 @@ impl Placement {
                 && let Some(from) = from.take()
             {
                 entry.cause = Some(Arc::clone(cause));
-                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
+                entry.lose_node(from, now, &mut self.randomness);
             }
         }
     }
@@ -254,8 +276,7 @@ impl Placement {
             if entry.is_on(on) {
                 entry.settle(now);
                 entry.cause = Some(Arc::clone(cause));
-                let from = Box::new(from);
-                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
+                entry.lose_node(Box::new(from), now, &mut self.randomness);
             }
         }
         self.unreachable(on, cause, now);
@@ -492,9 +513,17 @@ impl Entry {
     ) {
         from.end = from.end.after_a_try();
         let until = now + backoff.wait(self.attempts, randomness);
-        self.state = State::BackingOff { until, from };
+        self.state = State::BackingOff { until, lacks_node: false, from };
         self.attempts = self.attempts.saturating_add(1);
         self.idle_since.get_or_insert(now);
+    }
+
+    /// Waits, because the connection was lost or could not be made.
+    fn lose_node(&mut self, from: Box<StreamPosition>, now: Instant, randomness: &mut StdRng) {
+        self.back_off(Backoff::SHORT, from, now, randomness);
+        if let State::BackingOff { lacks_node, .. } = &mut self.state {
+            *lacks_node = true;
+        }
     }
 }
 

@@ -263,6 +263,27 @@ fn connection_that_is_lost_gives_back_its_streams_open_and_pending() {
 }
 
 #[test]
+fn vbuckets_that_wait_for_their_node_are_due_once_it_has_a_connection() {
+    let now = now();
+    let vbuckets = (0..5).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
+    let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
+    for vbid in 0..3 {
+        placement.assign(Vbid(vbid), ON);
+    }
+    placement.take_requests(ON);
+    placement.opened(Vbid(0), ON, now);
+    placement.opened(Vbid(1), ON, now);
+    placement.ended(Vbid(1), ON, EndCause::Ended(StreamEndReason::SLOW), position(), now);
+    placement.lost(ON, vec![(Vbid(0), *position()), (Vbid(2), *position())], &cause(), now);
+    placement.postpone(Vbid(3), Some(cause()), true, now);
+    placement.postpone(Vbid(4), Some(cause()), false, now);
+    assert_eq!(placement.due(now), []);
+
+    placement.reached(|vbid| vbid != Vbid(2), now);
+    assert_eq!(placement.due(now), [Vbid(0), Vbid(3)], "one is elsewhere, two wait for more");
+}
+
+#[test]
 fn reports_of_an_old_connection_change_nothing() {
     let now = now();
     let mut placement = streaming(now);
@@ -281,7 +302,7 @@ fn vbucket_without_a_stream_for_too_long_is_reported() {
     assert!(placement.deadline().unwrap() <= start + ANSWER_TIMEOUT);
     let mut at = start;
     while at < start + ANSWER_TIMEOUT {
-        placement.postpone(VB, Some(cause()), at);
+        placement.postpone(VB, Some(cause()), true, at);
         at += Duration::from_secs(10);
     }
     let (vbid, idle, last) = placement.stalled(at).unwrap();
@@ -409,7 +430,7 @@ proptest! {
                 Happening::Unreachable(on) => {
                     placement.unreachable(ConnectionId(on), &cause(), now);
                 }
-                Happening::Postpone(vbid) => placement.postpone(Vbid(vbid), None, now),
+                Happening::Postpone(vbid) => placement.postpone(Vbid(vbid), None, false, now),
                 Happening::Wait(millis) => now += Duration::from_millis(millis),
             }
             prop_assert_eq!(counts(&placement).iter().sum::<usize>(), 4);
