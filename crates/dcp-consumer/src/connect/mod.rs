@@ -14,7 +14,7 @@ use bytes::BytesMut;
 use dcp_proto::consumer::{Auth, Bootstrap, BootstrapConfig, BootstrapOutcome, DcpOpen, Token};
 use dcp_proto::topology::{Address, ConnectionString, Network, NetworkSelection};
 use dcp_wire::Status;
-use dcp_wire::sasl::Mechanism;
+use dcp_wire::sasl::{Mechanism, SaltedPassword};
 use rand::distr::Alphanumeric;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -54,6 +54,8 @@ struct Shared {
     identity: String,
     /// First half of the connection ids in the server's logs, which identifies the client.
     client_id: u64,
+    /// The password of its connections, salted.
+    salted: SaltedPassword,
     randomness: Mutex<StdRng>,
 }
 
@@ -117,6 +119,7 @@ impl Connector {
             aside,
             identity,
             client_id,
+            salted: SaltedPassword::default(),
             randomness,
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -360,6 +363,7 @@ impl Connector {
         };
         let bucket = self.bucket().map(ToOwned::to_owned);
         let mut config = BootstrapConfig::new(auth, bucket, address.host.as_str());
+        config.salted = self.shared.salted.clone();
         config.agent.clone_from(&self.shared.identity);
         let connection_id: u64 = self.randomness().random();
         config.connection_id = format!("{:016x}/{connection_id:016x}", self.shared.client_id);

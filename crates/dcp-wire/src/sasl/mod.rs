@@ -13,12 +13,14 @@
 
 mod bearer;
 mod digest;
+mod salted_password;
 mod scram_client;
 mod scram_server;
 #[cfg(test)]
 mod tests;
 
 pub use bearer::{BearerMessage, encode_bearer, is_bearer_token};
+pub use salted_password::SaltedPassword;
 pub use scram_client::ScramClient;
 pub use scram_server::{ScramCredentials, ScramServer};
 

@@ -6,8 +6,8 @@ use zeroize::Zeroizing;
 
 use super::digest::{self, Hash, decode_base64, encode_base64};
 use super::{
-    Attributes, MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_LEN, Mechanism, SaslError, Secret,
-    ServerError, is_nonce, prepare,
+    Attributes, MAX_ITERATIONS, MIN_ITERATIONS, MIN_SALT_LEN, Mechanism, SaltedPassword, SaslError,
+    Secret, ServerError, is_nonce, prepare,
 };
 
 /// No channel binding, no authorization identity: `n,,` and its base64 encoding.
@@ -35,6 +35,7 @@ pub struct ScramClient {
     first_bare: String,
     nonce: String,
     max_iterations: u32,
+    salted: SaltedPassword,
     state: State,
 }
 
@@ -75,6 +76,7 @@ impl ScramClient {
             first_bare: format!("n={username},r={nonce}"),
             nonce: nonce.to_owned(),
             max_iterations: MAX_ITERATIONS,
+            salted: SaltedPassword::default(),
             state: State::AwaitingChallenge { password },
         })
     }
@@ -83,6 +85,13 @@ impl ScramClient {
     #[must_use]
     pub const fn with_max_iterations(mut self, max: u32) -> Self {
         self.max_iterations = max;
+        self
+    }
+
+    /// Shares the salted password with other exchanges.
+    #[must_use]
+    pub fn with_salted(mut self, salted: SaltedPassword) -> Self {
+        self.salted = salted;
         self
     }
 
@@ -95,7 +104,7 @@ impl ScramClient {
     /// The payload of SASL_STEP, computed from the server's challenge.
     ///
     /// Does up to [`MAX_ITERATIONS`] rounds of PBKDF2, which takes tens of milliseconds at worst
-    /// with the numbers servers send. Refuses fewer than [`MIN_ITERATIONS`] rounds and salts
+    /// with the numbers servers send, unless [`with_salted`](Self::with_salted) has the result. Refuses fewer than [`MIN_ITERATIONS`] rounds and salts
     /// shorter than [`MIN_SALT_LEN`].
     ///
     /// # Errors
@@ -122,7 +131,8 @@ impl ScramClient {
         if iterations > self.max_iterations {
             return Err(SaslError::Iterations { iterations, max: self.max_iterations });
         }
-        let salted = self.hash.pbkdf2(password.as_bytes(), &salt, iterations);
+        let shared = core::mem::take(&mut self.salted);
+        let salted = shared.get(self.hash, &password, &salt, iterations);
         let client_key = self.hash.hmac(&salted, b"Client Key");
         let stored_key = self.hash.digest(&client_key);
         let server_key = self.hash.hmac(&salted, b"Server Key");

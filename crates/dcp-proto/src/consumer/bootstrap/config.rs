@@ -3,7 +3,7 @@
 use core::fmt;
 
 use dcp_wire::message::{Control, OpenFlags};
-use dcp_wire::sasl::{Mechanism, SaslError};
+use dcp_wire::sasl::{Mechanism, SaltedPassword, SaslError};
 use dcp_wire::{DecodeError, Feature, Opcode, Status};
 use thiserror::Error;
 use zeroize::Zeroizing;
@@ -140,6 +140,8 @@ pub struct BootstrapConfig {
     pub connection_id: String,
     /// How the client authenticates.
     pub auth: Auth,
+    /// The password of a client's connections, salted.
+    pub salted: SaltedPassword,
     /// Bucket to select; without one the cluster's configuration is fetched.
     pub bucket: Option<String>,
     /// Host of the connection, used for nodes that a configuration does not name.
@@ -178,6 +180,7 @@ impl BootstrapConfig {
             agent: concat!("dcp_rs:", env!("CARGO_PKG_VERSION")).to_owned(),
             connection_id: String::new(),
             auth,
+            salted: SaltedPassword::default(),
             bucket,
             connected_host: connected_host.into(),
             features: Self::FEATURES.to_vec(),

@@ -48,7 +48,8 @@ impl Bootstrap {
                 encode_plain(username, password)?
             }
             Auth::Password { username, password, nonce, .. } => {
-                let scram = ScramClient::new(mechanism, username, password, nonce)?;
+                let scram = ScramClient::new(mechanism, username, password, nonce)?
+                    .with_salted(self.config.salted.clone());
                 let message = scram.first_message();
                 self.scram = Some(scram);
                 return self.send(Step::Authenticate, request.with_value(&message));
