@@ -335,4 +335,8 @@ class Health:
             return f"it has not caught up yet: {phase}"
         if phase == "disconnected":
             return "disconnected: no node can be reached"
+        disconnected = self.streams.stats().disconnected
+        if disconnected:
+            count = f"{disconnected} {'vBucket is' if disconnected == 1 else 'vBuckets are'}"
+            return f"{count} not streamed: see the warnings of /status"
         return "no stream is open" if self._waiting and not self.streams.are_open else None
