@@ -24,7 +24,8 @@ class Service:
         self._login = {k: v for k, v in (login | connection).items() if v is not None}
 
     def write(self, more):
-        of_connection = "\n".join(f'{k} = "{v}"' for k, v in self._login.items())
+        values = {name: json.dumps(value, default=str) for name, value in self._login.items()}
+        of_connection = "\n".join(f"{name} = {value}" for name, value in values.items())
         self.path.write_text(f"{more}\n[connection]\n{of_connection}\n")
 
     def start(self, *flags):

@@ -2,7 +2,9 @@
 
 import json
 import signal
+import socket
 import time
+import urllib.error
 import urllib.request
 
 import deltalake
@@ -190,3 +192,62 @@ def test_a_signal_ends_it_also_while_the_target_is_unavailable(cluster, service,
     cluster.upsert("key_2", {}, collection="shop.order")
     running.until(lambda each: each.get("phase") == "target unavailable")
     assert running.stop() == 0
+
+
+@pytest.mark.shows_password("only in the environment of the process")
+def test_a_cluster_that_is_away_at_the_start_is_waited_for(cluster, service, tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ask(path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=20) as found:
+                return found.status, found.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    running = service(bucket="travel", retry_timeout=60)
+    text = f'target = "duckdb://{tmp_path}/d.duckdb?table=t"\nlisten = "127.0.0.1:{port}"\n'
+    running.write(text)
+    cluster.persist()
+    cluster.kill(0)
+    running.start()
+    told = running.until(lambda each: each.get("event") == "stream_waits")
+    assert (told["level"], told["seconds"]) == ("WARNING", 60)
+    assert "refused" in told["error"]
+    assert ask("/livez") == (200, "ok\n")
+    status, why = ask("/readyz")
+    assert status == 503
+    assert why.startswith("it has not connected yet: ")
+    found = json.loads(ask("/status")[1])
+    assert (found["bucket"], found["phase"]) == ("travel", "starting")
+    assert running.stop() == 0, "a signal ends it meanwhile"
+    running.process.stderr.close()
+    running.lines.clear()
+    running.start()
+    running.until(lambda each: each.get("event") == "stream_waits")
+    cluster.restart(0)
+    running.has(2)
+    assert ask("/readyz") == (200, "ok\n")
+    assert running.stop() == 0
+
+
+@pytest.mark.shows_password("only in the environment of the process")
+def test_a_start_that_never_succeeds_fails_at_once(cluster, service, tmp_path):
+    text = f'target = "duckdb://{tmp_path}/d.duckdb?table=t"\n'
+    for wrong, told in (
+        ({"username": "nobody"}, "authentication"),
+        ({"connection_string": f"{cluster.connection_string}/nothing"}, "bucket"),
+    ):
+        running = service(**wrong)
+        running.write(text)
+        running.start()
+        assert running.process.wait(20) == 1
+        running._reader.join()
+        (line,) = running.lines
+        assert told in line["message"]
+    cluster.kill(0)
+    running = service(retry_timeout=1)
+    running.write(text)
+    running.start()
+    assert running.process.wait(20) == 1, "it was tried for long enough"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dcp_rs import replication
+from dcp_rs.cli._connecting import connect_patiently
 from dcp_rs.cli._logs import LOGS, log_options
 from dcp_rs.cli._options import (
     command,
@@ -226,9 +227,13 @@ def replicating(
     log_levels: Sequence[tuple[str, int]],
     as_json: bool,
     stop: threading.Event | None = None,
+    waits: bool = False,
     **settings: Any,
 ) -> None:
-    """Replicates until a signal comes, and shows progress on standard error."""
+    """Replicates until a signal comes, and shows progress on standard error.
+
+    With `waits`, a cluster that cannot be reached at the start is waited for.
+    """
     over = threading.Event() if stop is None else stop
 
     systemd = Systemd(settings["listen"])
@@ -251,7 +256,13 @@ def replicating(
             reporter.show(show(progress))
 
     try:
-        with Client(connection) as client, systemd:
+        if waits:
+            connected = connect_patiently(connection, over, settings["listen"])
+            if connected is None:
+                return
+        else:
+            connected = Client(connection)
+        with connected as client, systemd:
             LOGS.context["bucket"] = client.bucket_name
             if settings["share"] is not None:
                 LOGS.context["share"] = settings["share"]

@@ -41,7 +41,8 @@ Options win over variables such as DCP_RS_COMMIT_INTERVAL, and those over FILE."
 def run(context: click.Context, **_: Any) -> None:
     """Keep tables in step with a bucket, as a file says.
 
-    As `dcp-rs replicate`, with the options of FILE. On SIGHUP it reads FILE again: collections that
+    As `dcp-rs replicate`, with the options of FILE, and waits --retry-timeout for a cluster that is
+    away when it starts. On SIGHUP it reads FILE again: collections that
     are added, the options --commit-..., --hung-after and --log-level change, and others with the
     next start.
     """
@@ -51,7 +52,7 @@ def run(context: click.Context, **_: Any) -> None:
     before = signal.signal(signal.SIGHUP, reload.ask)
     try:
         with called_as_in(context):
-            replicating(**given, stop=reload)
+            replicating(**given, stop=reload, waits=True)
     finally:
         signal.signal(signal.SIGHUP, before)
 

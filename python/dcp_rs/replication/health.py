@@ -223,6 +223,8 @@ class Health:
         self._failing: tuple[float, str] | None = None
         self._waiting = 0
         self._has_caught_up = False
+        # Why it has no report yet, if there is a reason.
+        self.why_not_started: str | None = None
         self.observed = Observed()
         # What has happened to the streams, and how often.
         self.events: Counter[str] = Counter()
@@ -329,7 +331,7 @@ class Health:
             seconds = time.monotonic() - failing[0]
             return f"the target has been unavailable for {seconds:.0f} s: {failing[1]}"
         if report is None:
-            return "it starts"
+            return self.why_not_started or "it starts"
         phase = report.progress.phase
         if not self._has_caught_up:
             return f"it has not caught up yet: {phase}"
