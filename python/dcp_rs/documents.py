@@ -81,8 +81,9 @@ def as_ddl(schema: object) -> str | None:
     if not hasattr(schema, "__arrow_c_schema__"):
         if isinstance(schema, dict):
             raise ConfigError(
-                "is one for all documents: pass those of collections to dcp_rs.replicate as"
-                " tables={pattern: {...}}",
+                "must be text or a pyarrow.Schema, not dict: write 'name STRING, n BIGINT' or"
+                " pyarrow.schema({...}); those of several collections are an option of"
+                " dcp_rs.replicate, tables={pattern: {...}}",
                 option=_OPTION,
             )
         raise _checks.wrong_type(_OPTION, schema, "text or a pyarrow.Schema")
