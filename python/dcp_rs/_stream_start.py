@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
@@ -28,6 +29,14 @@ class StreamStart:
             raise ConfigError(
                 f"applies only to an empty store: start from a store, or at {default!r}",
                 option="default",
+            )
+        if isinstance(start, os.PathLike):
+            # A file to read only once, or one to go on from: only the caller knows.
+            path = os.fspath(start)
+            raise ConfigError(
+                "must be 'earliest', 'latest', a Checkpoint or a CheckpointStore, not"
+                f" {type(start).__name__}: read on from a file with dcp_rs.FileStore({path!r})",
+                option="start",
             )
         self._start, self._default = start, default
         self._is_share = False

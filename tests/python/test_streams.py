@@ -3,6 +3,7 @@
 import gc
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -260,6 +261,11 @@ def test_numbers_of_a_stream(client, fill):
             "^start: must be 'earliest', 'latest', a Checkpoint or a .*'earlyest'$",
         ),
         ("start", "here.json", "not 'here.json': read on from a file with dcp_rs.FileStore"),
+        (
+            "start",
+            Path("here"),
+            r"not PosixPath: read on from a file with dcp_rs.FileStore\('here'\)",
+        ),
         ("start", 3, "start: must be"),
         ("until", "never", "until: must be 'now', not 'never'$"),
         ("until", "Now", "until: must be 'now', not 'Now'; did you mean 'now'?"),
