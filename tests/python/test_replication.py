@@ -718,11 +718,20 @@ def test_what_can_be_a_log_only_is_no_table(cluster, url):
         ("parquet:///x?table=y", "no option table; it takes none"),
         ("duckdb:///x?tabel=y", "no option tabel"),
         ("iceberg://", "name the folder, as in iceberg:///folder"),
+        (Path("/a b/x.duckdb"), r"a URL, such as duckdb:///a%20b/x\.duckdb\?table=documents$"),
+        ("/a/x.db", r"a URL, such as duckdb:///a/x\.db\?table=documents$"),
+        (Path("/lake"), "a URL, such as delta:///lake$"),
+        ("lake/t", "a URL, such as delta:///.*/lake/t$"),
     ],
 )
 def test_a_url_that_names_no_target_is_refused(cluster, url, message):
     with cluster.connect() as client, pytest.raises(ConfigError, match=message):
         dcp_rs.replicate(client, url, mode="log")
+
+
+def test_a_path_is_no_target_of_verify_either(client):
+    with pytest.raises(ConfigError, match=r"^target: must be a URL, such as delta:///lake$"):
+        dcp_rs.verify(client, Path("/lake"))
 
 
 def test_a_table_and_a_log_are_not_mixed_up(cluster, written, table):

@@ -281,9 +281,10 @@ def verify(
     """
     require_pyarrow("verify", extra_of(target))
     from dcp_rs.replication import comparing
+    from dcp_rs.replication.opening import check_url
 
     _checks.instance("client", client, Client, "a Client")
-    _checks.text("target", target)
+    check_url(target)
     _checks.integer("examples", examples, 0, 100_000)
     if isinstance(collections, str):
         collections = [collections]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 from dcp_rs import _checks
 from dcp_rs._libraries import require_pyarrow
@@ -44,6 +48,8 @@ _SCHEMES = {
     "parquet": _Scheme("parquet.ParquetTarget", "parquet.ParquetDatabase", "arrow"),
     "postgresql": _Scheme("postgres.PostgresTarget", "postgres.PostgresDatabase", "postgres"),
 }
+# No URL: a path, or the name of a file.
+_PATH = re.compile(r"[^:]*[/\\.][^:]*")
 # Those whose tables can be in object storage or behind a catalog.
 _STORED = ("delta", "parquet", "iceberg", "ducklake")
 
@@ -102,11 +108,11 @@ def open_database(url: str, storage_options: Mapping[str, str] | None = None) ->
 def opened(
     target: Any,
     storage_options: Mapping[str, str] | None,
-    opening: Callable[[str, Mapping[str, str] | None], Any],
+    opening: Callable[[Any, Mapping[str, str] | None], Any],
     share: BucketShare | None,
 ) -> Any:
     """Returns the target of a URL, or one that is opened already, for a share."""
-    if isinstance(target, str):
+    if isinstance(target, str | os.PathLike):
         target = opening(target, storage_options)
     elif storage_options is not None:
         raise ConfigError(
@@ -136,9 +142,25 @@ def extra_of(target: object) -> str:
     return _SCHEMES[scheme].extra if scheme in _SCHEMES else "arrow"
 
 
+def check_url(url: object) -> None:
+    """Checks that a target is text, and no path.
+
+    Raises:
+        ConfigError: It is not; of a path, the error has the URL.
+    """
+    if isinstance(url, os.PathLike) or (isinstance(url, str) and _PATH.fullmatch(url)):
+        path = Path(os.fsdecode(url))
+        place = quote(str(path.absolute()), errors="replace")
+        like = f"duckdb://{place}?table=documents"
+        if path.suffix not in {".duckdb", ".db"}:
+            like = f"delta://{place}"
+        raise ConfigError(f"must be a URL, such as {like}", option="target")
+    _checks.text("target", url)
+
+
 def _parse(url: str, storage_options: Mapping[str, str] | None) -> tuple[Address, _Scheme]:
     """Returns the parts of a target's URL, and what writes to it."""
-    _checks.text("target", url)
+    check_url(url)
     address = replace(Address.parse(url), storage_options=_strings(storage_options))
     if address.scheme not in _SCHEMES:
         near = get_close_matches(address.scheme, _SCHEMES, 1)
