@@ -10,6 +10,7 @@ import json
 import os
 import re
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -85,6 +86,18 @@ def import_checkpoint(
     if not positions:
         raise _damaged("it has no position")
     return _checkpoint(positions, bucket_uuid, collection_ids)
+
+
+def client_of(path: str | os.PathLike[str]) -> Literal["go-dcp", "kafka-connect"] | None:
+    """Returns the client that has stored the positions in a file; `None` if it is neither."""
+    with suppress(CheckpointError):
+        text = _text_of(path)
+        with suppress(CheckpointError):
+            if _of_go_dcp(text)[0]:
+                return "go-dcp"
+        if _of_kafka_connect(text):
+            return "kafka-connect"
+    return None
 
 
 def _checkpoint(

@@ -102,6 +102,20 @@ def test_positions_are_the_same_to_the_last_bit(tmp_path, form):
     assert some.filter.collection_ids == (8,)
 
 
+@pytest.mark.parametrize("command", ["show", "reset", "copy"])
+@pytest.mark.parametrize("form", FORMS)
+def test_commands_of_checkpoints_say_how_to_import_one(tmp_path, form, command, capsys):
+    path, (made_by, text) = tmp_path / "positions", FORMS[form]
+    path.write_text(text(POSITIONS))
+    to = [str(tmp_path / "to")] if command == "copy" else []
+    assert main(["checkpoint", command, str(path), *to]) == 1
+    said = capsys.readouterr().err
+    assert f"{path} has the positions of {made_by}: make a checkpoint of them with" in said
+    hint = said.partition(" with dcp-rs ")[2].replace("TO", f"{path}.new").replace("UUID", UUID)
+    assert main(shlex.split(hint)) == 0
+    assert main(["checkpoint", "show", f"{path}.new"]) == 0
+
+
 def test_a_vbucket_that_go_dcp_has_not_read_has_no_position(tmp_path):
     positions = {**POSITIONS, 2: (0, 0, 0, 0)}
     assert set(read(tmp_path, "file", json.dumps(go_dcp(positions))).positions) == {0, 3}

@@ -13,7 +13,7 @@ from dcp_rs.checkpoint import Checkpoint
 from dcp_rs.cli._options import file_name, output_options, vbuckets_option
 from dcp_rs.cli._output import print_records
 from dcp_rs.exceptions import CheckpointError, ConfigError
-from dcp_rs.importing import import_checkpoint
+from dcp_rs.importing import client_of, import_checkpoint
 from dcp_rs.stores import FileStore
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def _of_vbuckets(command: Callable[..., None]) -> Callable[..., None]:
 @_of_vbuckets
 def show(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
     """Print the positions in FILE."""
-    kept = Checkpoint.load(file)
+    kept = _loaded(file)
     chosen = _chosen(file, kept, vbuckets)
     positions = {vb: position for vb, position in kept.positions.items() if vb in chosen}
     if as_json:
@@ -69,7 +69,7 @@ def reset(file: str, vbuckets: set[int] | None, *, as_json: bool) -> None:
 
     FILE keeps its bucket and filter. The next save of a reader that is still running fails.
     """
-    kept = Checkpoint.load(file)
+    kept = _loaded(file)
     forgotten = _chosen(file, kept, vbuckets)
     FileStore(file).reset(forgotten)
     if as_json:
@@ -90,7 +90,7 @@ def copy(file: str, to: str, vbuckets: set[int] | None, *, force: bool, as_json:
     """
     if os.path.lexists(to) and not force:
         raise CheckpointError(f"{to} already exists: use --force to overwrite it")
-    kept = Checkpoint.load(file)
+    kept = _loaded(file)
     kept = kept.restricted_to(_chosen(file, kept, vbuckets))
     kept.save(to)
     if as_json:
@@ -144,6 +144,21 @@ def import_(
         print(json.dumps({"file": to, "vbuckets": sorted(found.positions)}))
     else:
         print(f"{to}: {len(found)} vBuckets of the bucket {found.bucket_uuid}")
+
+
+def _loaded(file: str) -> Checkpoint:
+    """Reads a checkpoint, or says how to import one of another client."""
+    try:
+        return Checkpoint.load(file)
+    except CheckpointError as error:
+        client = client_of(file)
+        if client is None:
+            raise
+        more = " --bucket-uuid UUID" if client == "kafka-connect" else ""
+        raise CheckpointError(
+            f"{file} has the positions of {client}: make a checkpoint of them with dcp-rs"
+            f" checkpoint import {file} TO --from {client}{more}"
+        ) from error
 
 
 def _chosen(file: str, kept: Checkpoint, vbuckets: set[int] | None) -> set[int]:
