@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from dcp_rs.planner import Offsets
     from dcp_rs.stores import CheckpointStore
 
+# Scopes or collections that are named, and how alike names are of which one may be meant.
+_SHOWN = 10
+_ALIKE = 0.6
+
 
 @_keywords.checked
 def connect(
@@ -431,21 +435,39 @@ def with_nearest(bucket: Bucket, error: ConfigError) -> ConfigError:
         # No name has one.
         text = f"{text.removeprefix('collections: ')}; pass several as a list"
         return ConfigError(text, option="collections", value=name)
-    import difflib
-
     there = list(bucket._inner.collections({"collections": None}))  # noqa: SLF001 - as above
-    _, dot, collection = name.partition(".")
-    same = [each for each in there if dot and each.partition(".")[2] == collection]
+    listed, near = _alternatives(name, there)
+    text = f"{text.removeprefix('collections: ')}{listed}"
+    hint = f"; did you mean '{near[0]}'?" if near else ""
+    return ConfigError(f"{text}{hint}", option="collections", value=name)
+
+
+def _alternatives(name: str, there: list[str]) -> tuple[str, list[str]]:
+    """Returns what there is in place of a scope or collection, and which of it may be meant."""
+    from difflib import SequenceMatcher
+
+    def nearest(names: list[str], wanted: str) -> dict[str, float]:
+        found = {each: SequenceMatcher(None, each, wanted).ratio() for each in names}
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    scope, dot, collection = name.partition(".")
+    scopes = [each.partition(".")[0] for each in there]
+    listed, what = nearest(scopes, scope), ", which has the scopes "
+    alike = [each for each, likeness in listed.items() if likeness >= _ALIKE]
     if not dot:
-        there = list(dict.fromkeys(each.partition(".")[0] for each in there))
-    near = [*same, *difflib.get_close_matches(name, there, 1, 0.7)]
-    if not near:
-        return error
-    return ConfigError(
-        f"{text.removeprefix('collections: ')}; did you mean '{near[0]}'?",
-        option="collections",
-        value=name,
-    )
+        near = alike
+    else:
+        siblings = [each.partition(".")[2] for each in there if each.startswith(f"{scope}.")]
+        if siblings not in ([], ["_default"]):
+            listed, what = nearest(siblings, collection), f", whose scope {scope} has "
+        near = [each for each in there if each.partition(".")[2] == collection]
+        likely = [each for each in there if each.partition(".")[0] in {scope, *alike}]
+        by_name = nearest([each.partition(".")[2] for each in likely], collection)
+        best = [each for each, likeness in by_name.items() if likeness >= _ALIKE][:1]
+        near += [each for each in likely if each.partition(".")[2] in best]
+    more = len(listed) - _SHOWN
+    text = ", ".join(list(listed)[:_SHOWN])
+    return f"{what}{text}{f' and {more} more' if more > 0 else ''}", near
 
 
 def plan_of(

@@ -258,26 +258,39 @@ def test_patterns_that_match_nothing_ever_are_refused(client, names, says):
 @pytest.mark.parametrize(
     ("name", "near"),
     [
-        ("shop.order", "collection 'shop.order' in the bucket; did you mean 'shop.orders'?"),
-        ("orders", "collection '_default.orders' in the bucket; did you mean 'shop.orders'?"),
-        ("shp.*", "scope 'shp' in the bucket; did you mean 'shop'?"),
-        ("quite.another", "collection 'quite.another' in the bucket"),
-        ("a.b,c", "collection 'a.b,c' in the bucket; pass several as a list"),
+        ("shop.order", "whose scope shop has orders, clients; did you mean 'shop.orders'?"),
+        ("orders", "which has the scopes _default, shop; did you mean 'shop.orders'?"),
+        ("shp.client", "which has the scopes shop, _default; did you mean 'shop.clients'?"),
+        ("shp.*", "which has the scopes shop, _default; did you mean 'shop'?"),
+        ("quite.another", "which has the scopes _default, shop"),
+        ("shop.zz", "whose scope shop has clients, orders"),
+        ("a.b,c", "; pass several as a list"),
     ],
 )
 def test_an_unknown_collection_suggests_the_nearest(client, cluster, name, near):
     cluster.create_scope("shop")
     cluster.create_collection("shop.orders")
+    cluster.create_collection("shop.clients")
+    what = f"(collection|scope) '(_default.)?{re.escape(name.removesuffix('.*'))}' in the bucket"
+    says = f"^collections: there is no {what}.*{re.escape(near)}$"
     for read in (client.stream, client.plan, client.collections):
-        with pytest.raises(ConfigError, match=f"^collections: there is no {re.escape(near)}$"):
+        with pytest.raises(ConfigError, match=says):
             read(collections=name)
 
     async def stream():
         async with await dcp_rs.connect_async(cluster.connection_options) as connected:
             await connected.stream(collections=name)
 
-    with pytest.raises(ConfigError, match=f"^collections: there is no {re.escape(near)}$"):
+    with pytest.raises(ConfigError, match=says):
         asyncio.run(stream())
+
+
+def test_of_many_collections_the_nearest_are_named(client, cluster):
+    cluster.create_scope("many")
+    for number in range(14):
+        cluster.create_collection(f"many.{'z' * number}a")
+    with pytest.raises(ConfigError, match=r"scope many has za, zza, .* and 4 more; did you mean"):
+        client.collections("many.zab")
 
 
 def test_a_connection_learns_of_a_collection_that_another_one_was_told_of():
