@@ -1,6 +1,7 @@
 """Names of PostgreSQL tables that are kept in step, what their owners add to them, and rights."""
 
 import contextlib
+import re
 from urllib.parse import quote
 
 import adbc_driver_postgresql.dbapi as adbc
@@ -262,29 +263,48 @@ def role(table):
 
 
 def test_a_role_that_may_only_write_rows_replicates(cluster, table, role, caplog):
+    def grant(*, run=True, **options):
+        """Gives what the error says to grant, and grants it."""
+        with pytest.raises(ConfigError) as error:
+            replicate(cluster, role, **options)
+        said = re.fullmatch(
+            r"target: .*: run (.+ TO) <the role>, or let a role .*", str(error.value)
+        )
+        assert said is not None, error.value
+        if run:
+            table.query(f"{said[1]} {role.role}")
+        return said[1]
+
     schema = "n BIGINT"
     cluster.upsert("a", {})
-    with pytest.raises(ConfigError, match=r"permission denied for schema .*: grant it to the role"):
-        replicate(cluster, role, document_schema=schema)
+    of_schema = f"GRANT USAGE, CREATE ON SCHEMA {schema_of(table)} TO"
+    assert grant(document_schema=schema, run=False) == of_schema
     replicate(cluster, table, document_schema=schema)
-    rights = "SELECT, INSERT, UPDATE, DELETE"
-    table.query(f"GRANT {rights} ON documents, dcp_rs_replication TO {role.role}")
+    rights = "GRANT SELECT, INSERT, UPDATE, DELETE ON"
+    assert grant(document_schema=schema) == f"{rights} dcp_rs_replication TO"
+    assert grant(document_schema=schema) == f"{rights} documents TO"
     cluster.upsert("b", {})
     assert replicate(cluster, role, document_schema=schema).generation == 1
     assert in_step(cluster, role, document_schema=schema)
-    with pytest.raises(ConfigError, match="must be owner of table documents: grant it to the role"):
-        replicate(cluster, role, document_schema="n BIGINT, city STRING")
+    wider = "n BIGINT, city STRING"
+    assert grant(document_schema=wider, run=False) == "ALTER TABLE documents OWNER TO"
     cluster.upsert(_LEGACY, {})
-    with pytest.raises(ConfigError, match="permission denied for schema"):
-        replicate(cluster, role, document_schema=schema)
+    assert grant(document_schema=schema, run=False) == of_schema
     cluster.remove(_LEGACY)
     table.query("ALTER TABLE dcp_rs_replication DROP COLUMN rows")
     table.query(f"REVOKE DELETE ON documents FROM {role.role}")
     cluster.remove("b")
-    with pytest.raises(ConfigError, match="permission denied for table documents: grant it"):
+    with pytest.raises(ConfigError, match=f"permission denied for table documents: run {rights}"):
         replicate(cluster, role, document_schema=schema)
     assert "ADD COLUMN IF NOT EXISTS rows bigint" in caplog.text
     assert len(table.query("SELECT key FROM documents")) == 2
+    database = table.query("SELECT current_database() AS name")[0]["name"]
+    table.query(f"REVOKE TEMPORARY ON DATABASE {database} FROM PUBLIC")
+    try:
+        assert grant(document_schema=schema) == f"GRANT TEMPORARY ON DATABASE {database} TO"
+    finally:
+        table.query(f"GRANT TEMPORARY ON DATABASE {database} TO PUBLIC")
+        table.query(f"REVOKE TEMPORARY ON DATABASE {database} FROM {role.role}")
 
 
 def test_a_policy_that_hides_rows_is_refused(cluster, table, role):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pyarrow.compute as pc
 
 from dcp_rs.exceptions import ConfigError, DcpError
 from dcp_rs.replication.rejects import MAX_REFUSED
+from dcp_rs.replication.target import quote_column
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 NUL = "text has the character NUL, which PostgreSQL does not store"
 
 _TOO_DEEP = "54001"
+_NOT_GRANTED = "42501"
+_PLAIN = re.compile("[a-z_][a-z0-9_]*")
 # Classes of SQLSTATE that are about values: data, constraints, checks of views, limits such as that
 # of an entry in an index, and what a trigger raises.
 _OF_ROWS = ("22", "23", "44", "54", "P0")
@@ -37,11 +41,22 @@ _REMEDIES = {
     "0A000": "remove what needs it from the table, or replicate to another",
     "25006": "name the primary server, or let the role write",
     "3F000": "create the schema, or set search_path",
-    "42501": "grant it to the role, or let a role that may replicate",
     "42703": _CHANGED,
     "42P01": _CHANGED,
     "53100": "make room on the server's disk",
     "53200": "give the server more memory, or set commit_rows and commit_bytes lower",
+}
+# What to run for what a role may not do, by the server's text, which is in English unless somebody
+# chose another language.
+_GRANTS = {
+    r"permission denied for (?:table|relation) (.+)": (
+        "GRANT SELECT, INSERT, UPDATE, DELETE ON {} TO"
+    ),
+    r"permission denied for schema (.+)": "GRANT USAGE, CREATE ON SCHEMA {} TO",
+    r'permission denied to create temporary tables in database "(.+)"': (
+        "GRANT TEMPORARY ON DATABASE {} TO"
+    ),
+    r"must be owner of (?:table|relation) (.+)": "ALTER TABLE {} OWNER TO",
 }
 _REMEDIES_OF_CLASSES = {"42": "replicate to another table", "53": "raise the server's limit"}
 
@@ -147,11 +162,24 @@ def explained(table: str, kind: type[Exception]) -> Iterator[None]:
                 f"{told}: {refusal.reason}: remove the constraint or trigger, or replicate to "
                 "another table"
             ) from None
-        remedy = _REMEDIES.get(code) or _REMEDIES_OF_CLASSES.get(code[:2])
-        if remedy is None:
-            raise
         primary = _detail(error, "PG_DIAG_MESSAGE_PRIMARY")
+        if code == _NOT_GRANTED:
+            remedy = _grant_of(primary)
+        else:
+            remedy = _REMEDIES.get(code) or _REMEDIES_OF_CLASSES.get(code[:2], "")
+        if not remedy:
+            raise
         raise ConfigError(f"{told}: {primary}: {remedy}") from error
+
+
+def _grant_of(primary: str) -> str:
+    """Returns what to do about a right that the role lacks."""
+    for pattern, statement in _GRANTS.items():
+        found = re.fullmatch(pattern, primary)
+        if found is not None:
+            name = found[1] if _PLAIN.fullmatch(found[1]) else quote_column(found[1])
+            return f"run {statement.format(name)} <the role>, or let a role that may replicate"
+    return "grant it to the role, or let a role that may replicate"
 
 
 def with_nul(rows: pa.Table) -> dict[int, str]:
