@@ -168,8 +168,9 @@ class ChangeStream:
       errors, with the text of dcp_rs's error, even for Ctrl-C.
 
     Taking the next batch acknowledges the previous one, which lets the server send more. You may
-    keep batches for as long as you like. With `ack="manual"`, the stream waits for
-    `dcp_rs.ChangeStream.ack` instead, and can be read only in the first two ways.
+    keep batches for as long as you like, but a stream that was read to its end has none left, as a
+    `pyarrow.RecordBatchReader`: to read again, open another. With `ack="manual"`, the stream waits
+    for `dcp_rs.ChangeStream.ack` instead, and can be read only in the first two ways.
 
     If the stream fails, taking the next batch raises a `dcp_rs.DcpError` once; then the stream is
     over. It can be resumed from its `checkpoint`.
