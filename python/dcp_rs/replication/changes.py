@@ -22,7 +22,15 @@ from dcp_rs.replication.decoding import (
     bytes_of,
 )
 from dcp_rs.replication.rejects import NOT_UTF8, as_rejects
-from dcp_rs.replication.target import DELETED, ENDED_BY, IDENTITY, IS_CURRENT, VALIDITY
+from dcp_rs.replication.target import (
+    DELETED,
+    ENDED_BY,
+    GENERATION,
+    IDENTITY,
+    IS_CURRENT,
+    POSITION,
+    VALIDITY,
+)
 from dcp_rs.schema import Schema
 
 if TYPE_CHECKING:
@@ -32,18 +40,6 @@ if TYPE_CHECKING:
     from dcp_rs.replication.decoding import Decoder
     from dcp_rs.replication.state import Decision, Mode
 
-_POSITION = (
-    "scope",
-    "collection",
-    "collection_id",
-    "vbucket",
-    "epoch",
-    "seqno",
-    "cas",
-    "timestamp",
-)
-# The column of a target that a stream does not have.
-_GENERATION = "generation"
 # Columns that say what a system event is about.
 _OF_EVENTS = ["op", "vbucket", "epoch", "value"]
 # Columns that are read only for decisions, not written.
@@ -119,14 +115,14 @@ class Layout:
         names = tuple(name for name in decoded.names if name not in basic)
         for name in names:
             # As for other columns: some targets do not tell capitals from small letters.
-            own = (_GENERATION, *((DELETED,) if deletes == "mark" else ()))
+            own = (GENERATION, *((DELETED,) if deletes == "mark" else ()))
             if name.lower() in {*own, *(VALIDITY if mode == "history" else ())}:
                 raise ConfigError(
                     f'the column "{name}" would appear twice: give a prefix, such as doc_',
                     option="document_schema",
                 )
         others = [name for name in more if name != "op"]
-        columns = ["op", "key", "value", *_POSITION, *others, *names]
+        columns = ["op", "key", "value", *POSITION, *others, *names]
         given: dict[str, Any] = {
             # A key that is not UTF-8 would end the stream.
             "key_type": "binary",
@@ -146,7 +142,7 @@ class Layout:
             place = kept.index("key")
             fields[place] = fields[place].with_type(pa.string())
         place = kept.index("epoch")
-        fields.insert(place, pa.field(_GENERATION, pa.int32(), nullable=False))
+        fields.insert(place, pa.field(GENERATION, pa.int32(), nullable=False))
         if mode == "history":
             place = len(fields) - len(names)
             fields[place:place] = map(_validity, VALIDITY)
@@ -226,7 +222,7 @@ class Layout:
     def rejects(self, changes: pa.Table, generation: int) -> pa.Table:
         """Returns changes as rows of the table of rejects, since their keys are not UTF-8."""
         numbered = changes.append_column(
-            _GENERATION, pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+            GENERATION, pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         )
         return as_rejects(numbered, bytes_of(changes), [NOT_UTF8] * len(changes))
 
@@ -274,7 +270,7 @@ class Layout:
                         columns[MALFORMED],
                         pc.if_else(is_json, pa.scalar(None, pa.binary()), value.cast(pa.binary())),
                     )
-        columns[_GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
+        columns[GENERATION] = pa.repeat(pa.scalar(generation, pa.int32()), len(changes))
         columns["key"] = columns["key"].cast(self.schema.field("key").type)
         return pa.table([columns[name] for name in self.schema.names], schema=self.schema)
 

@@ -25,6 +25,21 @@ OnError = Literal["reject", "fail"]
 IDENTITY = ("collection_id", "key")
 """Columns that identify a document in a table."""
 
+POSITION = (
+    "scope",
+    "collection",
+    "collection_id",
+    "vbucket",
+    "epoch",
+    "seqno",
+    "cas",
+    "timestamp",
+)
+"""Columns that say where and when a document was written, in every table."""
+
+GENERATION = "generation"
+"""Column of the load that a row belongs to, in every table."""
+
 DELETED = "_deleted_at"
 """Column that says when a document was removed, if its row stays."""
 
@@ -338,8 +353,8 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
 
 
 LACKED = -1
-"""Rows in the state of a table that lacked columns of documents, until its next commit: a start
-that dies before that hides nothing."""
+"""Rows in the state of a table that lacked columns, until its next commit: a start that dies before
+that hides nothing."""
 
 
 def counted(state: State, expected: int | None, found: int) -> State:
@@ -351,20 +366,23 @@ def counted(state: State, expected: int | None, found: int) -> State:
         found: Rows that it has.
     """
     if expected == LACKED:
-        return replace(state, moved="it lacked columns of documents")
+        return replace(state, moved="it lacked columns")
     if expected in {None, found}:
         return state
     return replace(state, moved=f"it has {found} rows, and had {expected}")
 
 
 def lacking(state: State, added: Iterable[str]) -> str:
-    """Returns why the table of a state is not as it left it, if columns of documents were added.
+    """Returns why the table of a state is not as it left it, if columns that it had were added.
 
     Args:
         state: The state.
         added: Columns that the table lacked.
     """
-    lost = [name for name in added if name in state.documents]
+    had = {*state.documents, *POSITION, GENERATION}
+    if state.mode == "history":
+        had.update(VALIDITY)
+    lost = [name for name in added if name in had]
     return f"it lacks {', '.join(lost)}" if lost else ""
 
 
