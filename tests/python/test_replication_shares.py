@@ -299,6 +299,35 @@ def test_rows_that_others_change_are_noticed_by_their_share(cluster, written, ta
         assert table.documents() == written.documents()
 
 
+def test_a_column_that_somebody_dropped_is_noticed_by_every_share(cluster, written, table):
+    each(cluster, table)
+    table.query("ALTER TABLE documents DROP COLUMN cas")
+    # It dies before its first commit.
+    with opened(table, "2/3"):
+        pass
+    assert generations(each(cluster, table)) == [2, 2, 2]
+    assert table.documents() == written.documents()
+    assert table.query("SELECT key FROM documents WHERE cas IS NULL") == []
+    assert [progress.commits for progress in each(cluster, table)] == [0, 0, 0], "once"
+
+
+def test_a_share_that_runs_learns_of_a_dropped_column_with_its_next_commit(cluster, written, table):
+    each(cluster, table)
+    with Running(cluster, table, ["2/3"]) as running:
+        until(running.follow)
+        table.query("ALTER TABLE documents DROP COLUMN cas")
+        assert replicate(cluster, table, share="1/3").generation == 2
+        for n in range(60):
+            written.upsert(f"key_{n}", {"n": "new"}, COLLECTIONS[n % 2])
+        until(lambda: running.errors)
+        error = running.errors.pop()
+    assert isinstance(error, ConfigError)
+    assert "columns of share 2/3 of documents were dropped while" in str(error)
+    assert generations(each(cluster, table)) == [2, 2, 2]
+    assert table.documents() == written.documents()
+    assert table.query("SELECT key FROM documents WHERE cas IS NULL") == []
+
+
 def test_a_repair_reads_vbuckets_again_in_their_shares(cluster, written, table):
     each(cluster, table)
     table.query("UPDATE documents SET value = '{}' WHERE vbucket IN (1, 4)")

@@ -165,12 +165,20 @@ class States:
                 f" and delete {', '.join(sorted(names))} from {self.table}"
             )
 
-    def lacked(self, name: str) -> None:
-        """Notes that the table lacked columns, until it is loaded again."""
-        if self._has_rows:
+    def lacked(self, relation: Relation) -> None:
+        """Notes of a table, and of all shares of it, that it lacked columns until now.
+
+        Each is loaded again: by the next start, of which a share that is running hears with its
+        next commit.
+        """
+        if not self._has_rows:
+            return
+        for name in names_of(self._session, self.table, relation):
             self._session.run(
-                f"UPDATE {self.table} SET rows = {LACKED} WHERE table_name = $1",  # noqa: S608
+                f"UPDATE {self.table} SET rows = {LACKED} WHERE table_name = $1"  # noqa: S608
+                " AND state <> $2",
                 name,
+                NOTHING,
             )
 
     def begin(self, name: str) -> None:
@@ -214,21 +222,34 @@ class States:
                         option="target",
                     )
 
-    def fence(self, name: str, state: State) -> None:
+    def fence(self, name: str, state: State, *, is_lacking: bool) -> None:
         """Keeps others from committing while this commit is made.
+
+        Args:
+            name: Name of the state.
+            state: The state that is going to be saved.
+            is_lacking: Whether it is known that the table lacked columns.
 
         Raises:
             ConcurrentWriterError: The state is not that of the commit before.
+            ConfigError: The table lacked columns, which another share has added again.
         """
         if state.commits == 1 and state.share is None:
             return
+        rows = "rows" if self._has_rows else "NULL::bigint"
         found = self._session.run(
-            f"SELECT 1 FROM {self.table} WHERE table_name = $1 AND commits = $2 FOR UPDATE",  # noqa: S608
+            f"SELECT {rows} FROM {self.table}"  # noqa: S608
+            " WHERE table_name = $1 AND commits = $2 FOR UPDATE",
             name,
             state.commits - 1,
         )
         if not found:
             raise overtaken(called(name))
+        if found[0][0] == LACKED and not is_lacking:
+            raise ConfigError(
+                f"columns of {called(name)} were dropped while it was written to: start again",
+                option="target",
+            )
 
     def forget(self, name: str) -> None:
         """Removes a state."""

@@ -20,6 +20,7 @@ from dcp_rs.replication.postgres.table import Table
 from dcp_rs.replication.postgres.types import types_of
 from dcp_rs.replication.sharing import called
 from dcp_rs.replication.target import (
+    LACKED,
     check_use,
     counted,
     is_scalar,
@@ -84,6 +85,8 @@ class PostgresTarget:
         self._share: BucketShare | None = None
         self._session: Session | None = None
         self._open: _Open | None = None
+        # Whether the table lacked columns, until the next commit.
+        self._is_lacking = False
 
     @classmethod
     def at(cls, address: Address) -> PostgresTarget:
@@ -183,6 +186,7 @@ class PostgresTarget:
         if found is not None and share is None and not _try_lock(session, found.name):
             raise overtaken(self._name)
         check_use(state, schema, mode)
+        self._is_lacking = found is not None and found.rows == LACKED
         if found is None:
             check_new_name(session, states.table, relation, self._name)
         table = Table(session, relation, mode, self._name, share)
@@ -197,7 +201,8 @@ class PostgresTarget:
             return replace(state, moved="it was dropped")
         moved = lacking(state, table.added)
         if moved:
-            states.lacked(found.name)
+            self._is_lacking = True
+            states.lacked(relation)
             return replace(state, moved=moved)
         return counted(state, found.rows, table.rows)
 
@@ -238,7 +243,10 @@ class PostgresTarget:
         if self._session is None:
             raise AssertionError("a target is opened before it commits")
         with contextlib.ExitStack() as undone, self._session.transaction():
-            return [target._write(commit, undone) for target, commit in commits]
+            applied = [target._write(commit, undone) for target, commit in commits]
+        for target, _ in commits:
+            target._is_lacking = False
+        return applied
 
     def _write(self, commit: Commit, undone: contextlib.ExitStack) -> Commit:
         """Writes a commit in the session's transaction; `undone` ends with that."""
@@ -247,7 +255,7 @@ class PostgresTarget:
         states, table, name = self._open.states, self._open.table, self._open.name
         undone.enter_context(refusals.explained(self._name, self._adbc.Error))
         undone.enter_context(table.kept_on_failure())
-        states.fence(name, commit.state)
+        states.fence(name, commit.state, is_lacking=self._is_lacking)
         applied = table.write(commit)
         states.save(name, commit.state, table.rows)
         return applied
