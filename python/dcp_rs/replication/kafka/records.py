@@ -47,6 +47,8 @@ _OVERHEAD = 128
 _OF_HEADERS = 896
 # More than compression adds to what does not compress, as a share: a broker may do it anew.
 _ADDED = 2048
+# Records that are sent at a time: what librdkafka copies is still in the processor's caches.
+_AT_ONCE = 5_000
 _TO_ESCAPE = r'["\\\x00-\x1f]'
 
 
@@ -62,7 +64,7 @@ class Records:
     """
 
     keys: pa.Array
-    values: pa.Array
+    values: pa.Array | pa.ChunkedArray
     partitions: pa.Array
     headers: list[tuple[str, pa.Array, list[str]]]
 
@@ -81,24 +83,24 @@ class Records:
 
     def send(self, producer: Any, topic: str, count: int, headers: str, timeout: float) -> None:
         """Adds them to the transaction."""
-        if not len(self):
-            return
         numbers = [
-            (name, view_of(numbers.buffers()[1]).cast("q")[: len(self)], words)
+            (name, view_of(numbers.buffers()[1]).cast("q"), words)
             for name, numbers, words in self.headers
         ]
+        partitions = view_of(self.partitions.buffers()[1]).cast("i")
         joined = JOINED if headers == "one" and numbers else None
-        partitions = view_of(self.partitions.buffers()[1]).cast("i")[: len(self)]
-        producer.send(
-            topic,
-            count,
-            _bytes(self.keys),
-            _bytes(self.values),
-            partitions,
-            numbers,
-            joined,
-            timeout,
-        )
+        for begin in range(0, len(self), _AT_ONCE):
+            end = min(begin + _AT_ONCE, len(self))
+            producer.send(
+                topic,
+                count,
+                _bytes(self.keys[begin:end]),
+                _bytes(self.values[begin:end]),
+                partitions[begin:end],
+                [(name, own[begin:end], words) for name, own, words in numbers],
+                joined,
+                timeout,
+            )
 
     def to_all(self, count: int) -> Records:
         """Returns them once for each partition."""
@@ -110,7 +112,7 @@ class Records:
         return Records(self.keys.take(places), self.values.take(places), partitions, headers)
 
 
-def _bytes(column: pa.Array) -> tuple[memoryview, memoryview, memoryview]:
+def _bytes(column: pa.Array | pa.ChunkedArray) -> tuple[memoryview, memoryview, memoryview]:
     column = as_array(column)
     _, offsets, data = column.buffers()
     nulls = as_array(column.is_null().cast(pa.uint8()))
@@ -150,7 +152,7 @@ def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Se
             values = pc.if_else(has_value, documents, pa.scalar(None, pa.binary()))
     return Records(
         as_array(keys_of(rows, settings)),
-        as_array(values.cast(pa.binary())),
+        values.cast(pa.binary()),
         as_array(partitions_of(rows, count, settings)),
         headers_of(rows),
     )

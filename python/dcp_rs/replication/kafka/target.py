@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _KNOWN = {"key", "value", "scope", "collection", "collection_id", "vbucket", "generation", "epoch"}
 _KNOWN |= {"seqno", "cas", "timestamp", "_malformed", DELETED, *recording.COLUMNS}
 _KNOWN |= {*recording.COLUMNS_OF_ENVELOPE}
-# Rows whose records are made at a time: copies of a few megabytes stay in a processor's cache.
-_AT_ONCE = 10_000
+# Rows whose records are made at a time: an envelope takes memory of its own.
+_AT_ONCE = 50_000
 _TOO_LARGE = "the record is larger than message.max.bytes"
 
 
