@@ -39,8 +39,21 @@ def _curve(
     return parts
 
 
-def _panel(panel: Panel, left: float, most: Point) -> list[str]:
-    """Returns one panel; `most` has the largest time and memory of all panels."""
+def _short(size: float) -> str:
+    """Returns a size as people write it."""
+    for unit, name in ((1 << 20, " Mi"), (1 << 10, " Ki")):
+        if size >= 10 * unit and size % unit == 0:
+            return f"{size / unit:.0f}{name}"
+    return f"{size:,}"
+
+
+def _panel(panel: Panel, left: float) -> list[str]:
+    """Returns one panel, up to its largest time and memory."""
+    most = Point(
+        0,
+        max(point.nanoseconds for point in panel.points),
+        max(point.mebibytes for point in panel.points),
+    )
     sizes = [point.size for point in panel.points]
     low, high = math.log10(min(sizes)), math.log10(max(sizes))
 
@@ -57,7 +70,7 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
     ]
     for size in sizes:
         at = f'x="{across(size):.1f}" y="{bottom + 14}"'
-        parts.append(f'<text {at} text-anchor="middle">{size:,}</text>')
+        parts.append(f'<text {at} text-anchor="middle">{_short(size)}</text>')
     # Zero is at the bottom, so that constant values are a level line.
     time = [(across(p.size), up(p.nanoseconds / most.nanoseconds)) for p in panel.points]
     # At most half as high as time, to keep the two apart.
@@ -69,13 +82,11 @@ def _panel(panel: Panel, left: float, most: Point) -> list[str]:
 
 def plot(panels: list[Panel]) -> str:
     """Plots nanoseconds per change and the reader's peak memory, one panel per quantity."""
-    every = [point for panel in panels for point in panel.points]
-    most = Point(0, max(p.nanoseconds for p in every), max(p.mebibytes for p in every))
     width = LEFT + len(panels) * (WIDTH + GAP)
     size = f'width="{width}" height="{TOP + HEIGHT + 30}"'
     title = (
         f'<tspan fill="{TIME}">Nanoseconds a change</tspan> and '
-        f'<tspan fill="{MEMORY}">peak memory of the reader in MiB</tspan>, both from zero'
+        f'<tspan fill="{MEMORY}">peak memory of the reader in MiB</tspan>, each from zero'
     )
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="11">',
@@ -83,5 +94,5 @@ def plot(panels: list[Panel]) -> str:
         f'<text x="{LEFT}" y="16" font-size="13">{title}</text>',
     ]
     for index, panel in enumerate(panels):
-        parts += _panel(panel, LEFT + index * (WIDTH + GAP), most)
+        parts += _panel(panel, LEFT + index * (WIDTH + GAP))
     return "\n".join([*parts, "</svg>", ""])

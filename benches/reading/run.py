@@ -38,12 +38,17 @@ BASE = {
     "vbuckets": 64,
     "nodes": 1,
     "tls": False,
-    "collection": False,
+    # None but the default one.
+    "collections": 0,
     "xattrs": False,
     "words": False,
 }
 
 COMPRESSED = {"compressed": True}
+
+_SIZES = (256, 64, 1 << 10, 16 << 10, 256 << 10, 20 << 20)
+_BYTES_OF_A_SIZE = 256 << 20
+_OF_SIZES = "size in bytes, time a KiB"
 
 
 @dataclass
@@ -201,7 +206,7 @@ def table(title: str, summaries: list[Summary]) -> list[str]:
 def carried(documents: int, rounds: int) -> list[str]:
     """Throughput of the connection by its settings."""
     source = {"documents": documents}
-    names = {"collections": ["measured.documents"]}
+    names = {"collections": ["measured.c000"]}
     nodes = [Case(f"{n} nodes", {**source, "nodes": n}) for n in (2, 4)]
     windows = [
         Case(f"flow-control buffer {size >> 10} KiB", source, {"connection": {"buffer_size": size}})
@@ -213,7 +218,7 @@ def carried(documents: int, rounds: int) -> list[str]:
         Case("1 node, flow-control buffer 8 MiB", source),
         Case("TLS", {**source, "tls": True}),
         Case("xattrs sent and taken", xattrs, {"options": {"include": "xattrs"}}),
-        Case("one collection", {**source, "collection": True}, {"options": names}),
+        Case("one collection", {**source, "collections": 1}, {"options": names}),
         *windows,
         *nodes,
     ]
@@ -232,24 +237,38 @@ def growth(largest: int, rounds: int) -> tuple[list[str], str]:
     """Whether time and memory per change stay constant: tables, and a plot."""
     steps = [n for n in (1_000_000, 10_000, 100_000, 10_000_000) if n <= largest]
     base = {"documents": min(largest, 300_000)}
-    of_base = f"{base['documents']:,} documents"
+    of_base = f"{base['documents']:,} documents of 256 B"
+    sizes = {n: max(1, min(base["documents"], _BYTES_OF_A_SIZE // n)) for n in _SIZES}
     groups = {
         "documents": {n: Case(f"{n:,}", {"documents": n}) for n in steps},
         "vBuckets": {
             n: Case(f"{n} vBuckets", {**base, "vbuckets": n}) for n in (64, 1, 16, 256, 1024)
         },
-        "nodes": {n: Case(f"{n} nodes", {**base, "nodes": n}) for n in (1, 4, 16)},
+        "nodes": {n: Case(f"{n} nodes", {**base, "nodes": n}) for n in (1, 4, 16, 64)},
+        "collections": {
+            n: Case(f"{n} collections", {**base, "collections": n}) for n in (1, 10, 100, 1000)
+        },
+        _OF_SIZES: {
+            n: Case(f"{count:,} of {n:,} B", {"documents": count, "value_len": n})
+            for n, count in sizes.items()
+        },
     }
+    titles = {"documents": "documents of 256 B", _OF_SIZES: "documents"}
     lines, panels = [], []
     for what, cases in groups.items():
         summaries = summarize(list(cases.values()), rounds)
-        lines += table("documents of 256 B" if what == "documents" else of_base, summaries)
+        lines += table(titles.get(what, of_base), summaries)
         points = [
-            Point(size, each.seconds / each.documents * 1e9, each.peak)
+            Point(size, each.seconds / each.documents * 1e9 / _work(what, size), each.peak)
             for size, each in zip(cases, summaries, strict=True)
         ]
         panels.append(Panel(what, sorted(points)))
     return lines, plot(panels)
+
+
+def _work(what: str, size: int) -> float:
+    """Returns the work of a document: its KiB, if these grow."""
+    return size / 1024 if what == _OF_SIZES else 1
 
 
 def nodes(program: Path, documents: int, rounds: int) -> list[str]:

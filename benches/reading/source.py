@@ -9,6 +9,7 @@ import json
 import random
 import string
 import sys
+from typing import Any
 
 import dcp_rs
 
@@ -31,14 +32,17 @@ def main() -> None:
     with dcp_rs.testing.EmbeddedCluster(
         limits=dcp_rs.testing.Limits(memory_quota=1 << 40), **options
     ) as producer:
-        write = {}
-        if wanted["collection"]:
+        write: dict[str, Any] = {}
+        collections = [f"measured.c{number:03}" for number in range(wanted["collections"])]
+        if collections:
             producer.create_scope("measured")
-            producer.create_collection("measured.documents")
-            write["collection"] = "measured.documents"
+        for collection in collections:
+            producer.create_collection(collection)
         if wanted["xattrs"]:
             write["xattrs"] = {"meta": {"source": "bench", "rank": 1}}
         for number in range(wanted["documents"]):
+            if collections:
+                write["collection"] = collections[number % len(collections)]
             producer.upsert(f"key-{number:015}", values[number % len(values)], **write)
         producer.persist()
         tls = wanted["tls"]
