@@ -17,7 +17,7 @@ use dcp_benches::drive::{
 use dcp_benches::frames::{Frames, KEY_LEN, Shape};
 use dcp_benches::measure::{Case, Options, compare};
 use dcp_benches::report::{Group, run};
-use dcp_benches::snappy;
+use dcp_benches::{documents, snappy};
 
 const VBUCKETS: u16 = 16;
 const PASS_BYTES: usize = 1024 * 1024;
@@ -29,6 +29,9 @@ fn main() -> ExitCode {
         }
         for &value_len in options.pick([1024].as_slice(), &[256, 1024, 4096]) {
             report.add(snappy::measure(options, value_len)?);
+        }
+        for &fields in options.pick([10].as_slice(), &[10, 50]) {
+            report.add(documents::measure(options, fields)?);
         }
         Ok(())
     })

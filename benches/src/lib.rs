@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 
 pub mod columns;
+pub mod documents;
 pub mod drain;
 pub mod drive;
 pub mod footprint;
@@ -14,6 +15,7 @@ pub mod frames;
 pub mod listening;
 pub mod machine;
 pub mod measure;
+pub mod mutations;
 pub mod relay;
 pub mod report;
 pub mod sender;
