@@ -190,7 +190,7 @@ impl Variants {
     pub(super) fn push(&mut self, text: &[u8]) -> Result<(), Malformed> {
         let (value, metadata) = self.encoder.encode(text)?;
         self.values.push(value);
-        self.metadata.push(&metadata);
+        self.metadata.push(metadata);
         self.valid.push(true);
         Ok(())
     }

@@ -63,25 +63,28 @@ struct Part {
 
 impl VariantEncoder {
     /// The value and metadata of `document`.
-    pub(super) fn encode(&mut self, document: &[u8]) -> Result<(&[u8], Vec<u8>)> {
+    pub(super) fn encode(&mut self, document: &[u8]) -> Result<(&[u8], &[u8])> {
         if let Err(error) = std::str::from_utf8(document) {
             return Err(Malformed::new(Problem::NotUtf8, error.valid_up_to()));
         }
         self.value.clear();
-        self.keys.clear();
+        self.keys.begin();
         self.parts.clear();
         let mut json = Jiter::with_tape(document, std::mem::take(&mut self.scratch));
         let written = self.document(&mut json);
         self.scratch = json.into_tape();
-        Ok((&self.value, written?))
+        written?;
+        Ok((&self.value, &self.keys.metadata))
     }
 
-    fn document(&mut self, json: &mut Jiter<'_>) -> Result<Vec<u8>> {
+    fn document(&mut self, json: &mut Jiter<'_>) -> Result<()> {
         let peek = json.peek()?;
         self.write(json, peek, 0)?;
         json.finish()?;
-        let metadata = self.keys.metadata();
-        metadata.ok_or_else(|| Malformed::at(Problem::TooLarge, json))
+        if !self.keys.finish() {
+            return Err(Malformed::at(Problem::TooLarge, json));
+        }
+        Ok(())
     }
 
     fn write(&mut self, json: &mut Jiter<'_>, peek: Peek, depth: usize) -> Result<()> {
@@ -253,23 +256,46 @@ fn put(to: &mut Vec<u8>, number: usize, width: u8) {
 }
 
 /// The distinct keys of a document, numbered in order of occurrence.
+///
+/// Most documents have the keys of the one before, in the same order. So those are kept, and with them
+/// what was made of them: a key is compared with the one that is expected before it is looked for.
 #[derive(Debug, Default)]
 struct Keys {
     bytes: String,
     /// End of each key.
     ends: Vec<usize>,
-    /// Numbers by key, once there are more than a few.
+    /// How many of them the document has so far; the others are of the one before.
+    used: usize,
+    /// The key that was found last among those.
+    last: usize,
+    /// Whether the document has keys that the one before lacks, or in another order.
+    is_new: bool,
+    /// Numbers by key, if there are more than a few.
     by_key: HashMap<Box<str>, usize>,
+    /// Places of the first keys in the order of lookups.
+    ranks: Vec<usize>,
+    /// The dictionary; empty until it is made.
+    metadata: Vec<u8>,
 }
 
 impl Keys {
     /// Up to this number of keys, a linear search is faster than a map.
     const FEW: usize = 64;
 
-    fn clear(&mut self) {
-        self.bytes.clear();
-        self.ends.clear();
-        self.by_key.clear();
+    /// Begins a document.
+    fn begin(&mut self) {
+        let is_same = !self.is_new && self.used == self.ends.len();
+        if is_same && self.ranks.len() < self.used {
+            let mut order: Vec<usize> = (0..self.used).collect();
+            order.sort_by(|a, b| self.compare(*a, *b));
+            self.ranks.resize(self.used, 0);
+            for (place, id) in order.into_iter().enumerate() {
+                if let Some(rank) = self.ranks.get_mut(id) {
+                    *rank = place;
+                }
+            }
+        }
+        (self.used, self.last, self.is_new) = (0, 0, false);
     }
 
     fn get(&self, id: usize) -> &str {
@@ -280,14 +306,29 @@ impl Keys {
 
     /// The number of a key, assigned now if it is new.
     fn id(&mut self, key: &str) -> usize {
-        let known = if self.ends.len() <= Self::FEW {
-            (0..self.ends.len()).find(|id| self.get(*id) == key)
+        // Keys differ, so that one which is expected is not among those before.
+        if self.used < self.ends.len() && self.get(self.used) == key {
+            self.used += 1;
+            return self.used - 1;
+        }
+        // As in the objects of an array.
+        let next = self.last + 1;
+        let known = if next < self.used && self.get(next) == key {
+            Some(next)
+        } else if self.used <= Self::FEW {
+            (0..self.used).find(|id| self.get(*id) == key)
         } else {
-            self.by_key.get(key).copied()
+            self.by_key.get(key).copied().filter(|id| *id < self.used)
         };
         if let Some(id) = known {
+            self.last = id;
             return id;
         }
+        self.forget_unused();
+        self.add(key)
+    }
+
+    fn add(&mut self, key: &str) -> usize {
         let id = self.ends.len();
         self.bytes.push_str(key);
         self.ends.push(self.bytes.len());
@@ -298,43 +339,73 @@ impl Keys {
         } else if id > Self::FEW {
             self.by_key.insert(key.into(), id);
         }
+        self.metadata.clear();
+        (self.used, self.is_new) = (id + 1, true);
         id
+    }
+
+    /// Forgets the keys that the document does not have, or not yet.
+    fn forget_unused(&mut self) {
+        if self.used == self.ends.len() {
+            return;
+        }
+        if self.used <= Self::FEW {
+            self.by_key.clear();
+        } else {
+            self.by_key.retain(|_, id| *id < self.used);
+        }
+        self.ends.truncate(self.used);
+        self.bytes.truncate(self.ends.last().copied().unwrap_or_default());
+        self.ranks.truncate(self.used);
+        self.metadata.clear();
+        self.is_new = true;
     }
 
     /// Spark's lookup order of keys: by UTF-16 code units.
     fn compare(&self, a: usize, b: usize) -> std::cmp::Ordering {
+        if let (Some(a), Some(b)) = (self.ranks.get(a), self.ranks.get(b)) {
+            return a.cmp(b);
+        }
         let (a, b) = (self.get(a), self.get(b));
         if a.is_ascii() && b.is_ascii() { a.cmp(b) } else { a.encode_utf16().cmp(b.encode_utf16()) }
     }
 
-    /// The dictionary; `None` if it is too large.
-    fn metadata(&self) -> Option<Vec<u8>> {
+    /// Makes the dictionary of the document; `false` if it is too large.
+    fn finish(&mut self) -> bool {
+        self.forget_unused();
+        if !self.metadata.is_empty() {
+            return true;
+        }
         let offset_width = width(self.bytes.len().max(self.ends.len()));
         let offsets = (self.ends.len() + 2) * usize::from(offset_width);
         let len = 1 + offsets + self.bytes.len();
         if len > MAX_BYTES {
-            return None;
+            return false;
         }
-        let mut metadata = Vec::with_capacity(len);
-        metadata.push(VERSION | ((offset_width - 1) << 6));
-        put(&mut metadata, self.ends.len(), offset_width);
-        put(&mut metadata, 0, offset_width);
+        self.metadata.reserve(len);
+        self.metadata.push(VERSION | ((offset_width - 1) << 6));
+        put(&mut self.metadata, self.ends.len(), offset_width);
+        put(&mut self.metadata, 0, offset_width);
         for end in &self.ends {
-            put(&mut metadata, *end, offset_width);
+            put(&mut self.metadata, *end, offset_width);
         }
-        metadata.extend_from_slice(self.bytes.as_bytes());
-        Some(metadata)
+        self.metadata.extend_from_slice(self.bytes.as_bytes());
+        true
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::collection::vec;
+    use proptest::prelude::*;
+    use proptest::sample::subsequence;
+
     use super::*;
 
     fn encode(document: &str) -> (Vec<u8>, Vec<u8>) {
         let mut encoder = VariantEncoder::default();
         let (value, metadata) = encoder.encode(document.as_bytes()).unwrap();
-        (value.to_vec(), metadata)
+        (value.to_vec(), metadata.to_vec())
     }
 
     fn value(document: &str) -> Vec<u8> {
@@ -409,5 +480,45 @@ mod tests {
         assert_eq!(keys.get(0), "key 0");
         assert_eq!(keys.get(99), "key 99");
         assert_eq!(keys.get(100), "");
+    }
+
+    /// A document whose keys are named by numbers, the nested ones of a second object.
+    fn document(keys: &[u8], nested: &[u8]) -> String {
+        let object = |keys: &[u8]| {
+            let fields = keys.iter().map(|key| format!("\"key {}é{key}\":{key}", key % 7));
+            fields.collect::<Vec<_>>().join(",")
+        };
+        let (first, second) = (object(keys), object(nested));
+        let comma = if keys.is_empty() { "" } else { "," };
+        format!("{{{first}{comma}\"parts\":[{{{second}}},{{{second}}}]}}")
+    }
+
+    proptest! {
+        #[test]
+        fn variant_does_not_depend_on_the_documents_before(
+            all in vec((
+                prop_oneof![subsequence((0..100).collect::<Vec<u8>>(), 0..100), Just(vec![1, 2, 3])],
+                prop_oneof![subsequence((0..100).collect::<Vec<u8>>(), 0..8), Just(vec![3, 200])],
+                any::<bool>(),
+            ), 1..8),
+        ) {
+            let mut encoder = VariantEncoder::default();
+            for (mut keys, nested, is_reversed) in all {
+                if is_reversed {
+                    keys.reverse();
+                }
+                let document = document(&keys, &nested);
+                // Some end early, and the next begins with what is left of them.
+                for len in [document.len() / 2, document.len(), document.len()] {
+                    let part = &document.as_bytes()[..len];
+                    let anew = VariantEncoder::default().encode(part).map(owned);
+                    prop_assert_eq!(encoder.encode(part).map(owned), anew, "{}", document);
+                }
+            }
+        }
+    }
+
+    fn owned((value, metadata): (&[u8], &[u8])) -> (Vec<u8>, Vec<u8>) {
+        (value.to_vec(), metadata.to_vec())
     }
 }
