@@ -1,5 +1,6 @@
 """What `replicate` answers on its listener."""
 
+import errno
 import json
 import logging
 import os
@@ -110,6 +111,42 @@ def test_a_commit_that_hangs_is_seen(cluster, tmp_path, following, get, status):
     target.go_on.set()
     until(lambda: get("/livez")[0] == 200)
     until(lambda: (status()["changes"], status()["lag_seconds"]) == (5, 0))
+
+
+class _Full(replicas.Stuck):
+    """A target whose disk is full at first; closing it and the next attempt take long."""
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.has_failed, self.close = False, self._close
+
+    def _close(self):
+        time.sleep(2 if self.has_failed else 0)
+        self.inner.close()
+
+    def commit(self, commit):
+        if commit.state.commits == self.which and not self.has_failed:
+            self.has_failed = True
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().commit(commit)
+
+
+def test_a_target_is_unavailable_until_an_attempt_succeeds(
+    cluster, tmp_path, following, get, status
+):
+    target = _Full(replicas.InDuckDB(tmp_path).url)
+    following(target, listen=ANYWHERE, target_retry_timeout=60)
+    until(lambda: get("/readyz")[0] == 200)
+    cluster.upsert("second", {})
+    assert target.hangs.wait(20)
+    for _ in range(2):
+        found, series = status(), values(get("/metrics")[1])
+        assert found["phase"] == "target unavailable"
+        assert "No space left" in found["reason"]
+        assert series["dcp_rs_phase", "target unavailable"] == 1
+        time.sleep(1.5)
+    target.go_on.set()
+    until(lambda: status()["phase"] == "following")
 
 
 def test_metrics_go_on_as_streams_are_opened_again(cluster, tmp_path, following, get):

@@ -307,6 +307,10 @@ class Health:
                 if lag.is_disconnected:
                     found = replace(found, phase="disconnected")
             report = replace(report, progress=aged(found, self.observed.ages()))
+        if failing is not None and progress.phase != "done":
+            # The next attempt may run for long before the loop reports.
+            found = replace(report.progress, phase="target unavailable")
+            report = replace(report, progress=found)
         report = replace(
             report,
             committing=0.0 if since is None else now - since,
