@@ -1,7 +1,9 @@
 """The figures of the documentation, docs/performance.json: tables in groups.
 
 Each group says how it was measured. A benchmark replaces its groups, those on the page too, and
-draws their plots anew.
+draws their plots anew. The targets are edited by hand; run this then.
+
+Usage: benches/figures.py
 """
 
 from __future__ import annotations
@@ -63,6 +65,23 @@ def shown(text: str, group: str, found: list[Table]) -> str:
     return re.sub(f"({begin}\n).*?{end}", lambda match: match[1] + inside, text, flags=re.DOTALL)
 
 
+def missed(groups: dict[str, dict[str, Any]]) -> Table:
+    """Returns what misses its target, which is bold there."""
+    (targets,) = groups["targets"]["tables"]
+    rows = [row[:-1] for row in targets["rows"] if any("**" in cell for cell in row)]
+    return {"columns": targets["columns"][:-1], "rows": rows}
+
+
+def write(groups: dict[str, dict[str, Any]], document: Path, *changed: str) -> None:
+    """Writes the document, and on its page the groups that changed and what misses its target."""
+    document.write_text(text_of(groups), encoding="utf-8")
+    page = document.with_suffix(".md")
+    text = page.read_text(encoding="utf-8")
+    for group in changed:
+        text = shown(text, group, groups[group]["tables"])
+    page.write_text(shown(text, "misses", [missed(groups)]), encoding="utf-8")
+
+
 def record(group: str, about: str, lines: list[str], document: Path = DOCUMENT) -> list[Table]:
     """Replaces the tables of a group; returns them."""
     groups = load(document)
@@ -70,7 +89,9 @@ def record(group: str, about: str, lines: list[str], document: Path = DOCUMENT) 
         raise SystemExit(f"{document.name} has no group {group}")
     found = tables(lines)
     groups[group] = {"about": about, "tables": found}
-    document.write_text(text_of(groups), encoding="utf-8")
-    page = document.with_suffix(".md")
-    page.write_text(shown(page.read_text(encoding="utf-8"), group, found), encoding="utf-8")
+    write(groups, document, group)
     return found
+
+
+if __name__ == "__main__":
+    write(load(), DOCUMENT)
