@@ -8,7 +8,6 @@ use rcgen::{CertificateParams, KeyPair, SanType};
 use rustls::{ServerConfig, ServerConnection};
 
 use crate::Error;
-use crate::sender::WRITE_LEN;
 
 /// TLS configuration of a server.
 #[derive(Clone, Debug)]
@@ -74,7 +73,8 @@ fn flush(session: &mut ServerConnection, mut socket: &TcpStream) -> io::Result<(
 impl Read for Socket {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         let Some(shared) = &self.session else { return self.socket.read(bytes) };
-        let mut chunk = vec![0; WRITE_LEN];
+        // The session takes no more while what it has decrypted is not read.
+        let mut chunk = [0; 4096];
         loop {
             match lock(shared).reader().read(bytes) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
