@@ -276,7 +276,9 @@ impl Placement {
             if entry.is_on(on) {
                 entry.settle(now);
                 entry.cause = Some(Arc::clone(cause));
-                entry.lose_node(Box::new(from), now, &mut self.randomness);
+                // Not all at once, which may be what ended it.
+                let from = Box::new(from);
+                entry.back_off(Backoff::SHORT, from, now, &mut self.randomness);
             }
         }
         self.unreachable(on, cause, now);
@@ -518,7 +520,7 @@ impl Entry {
         self.idle_since.get_or_insert(now);
     }
 
-    /// Waits, because the connection was lost or could not be made.
+    /// Waits, because the connection could not be made.
     fn lose_node(&mut self, from: Box<StreamPosition>, now: Instant, randomness: &mut StdRng) {
         self.back_off(Backoff::SHORT, from, now, randomness);
         if let State::BackingOff { lacks_node, .. } = &mut self.state {

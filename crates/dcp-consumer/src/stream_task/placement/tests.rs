@@ -265,22 +265,29 @@ fn connection_that_is_lost_gives_back_its_streams_open_and_pending() {
 #[test]
 fn vbuckets_that_wait_for_their_node_are_due_once_it_has_a_connection() {
     let now = now();
-    let vbuckets = (0..5).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
+    let vbuckets = (0..6).map(|vbid| VbucketRange::new(Vbid(vbid), *position(), Seqno::MAX));
     let mut placement = Placement::new(vbuckets, LIMITS, now, crate::dial::randomness(None));
-    for vbid in 0..3 {
+    // One streams, one ended, and one connection is lost.
+    for vbid in 0..2 {
         placement.assign(Vbid(vbid), ON);
     }
     placement.take_requests(ON);
     placement.opened(Vbid(0), ON, now);
     placement.opened(Vbid(1), ON, now);
     placement.ended(Vbid(1), ON, EndCause::Ended(StreamEndReason::SLOW), position(), now);
-    placement.lost(ON, vec![(Vbid(0), *position()), (Vbid(2), *position())], &cause(), now);
-    placement.postpone(Vbid(3), Some(cause()), true, now);
-    placement.postpone(Vbid(4), Some(cause()), false, now);
+    placement.lost(ON, vec![(Vbid(0), *position())], &cause(), now);
+    // The next one cannot be made.
+    let next = ConnectionId(2);
+    for vbid in 2..4 {
+        placement.assign(Vbid(vbid), next);
+    }
+    placement.unreachable(next, &cause(), now);
+    placement.postpone(Vbid(4), Some(cause()), true, now);
+    placement.postpone(Vbid(5), Some(cause()), false, now);
     assert_eq!(placement.due(now), []);
 
-    placement.reached(|vbid| vbid != Vbid(2), now);
-    assert_eq!(placement.due(now), [Vbid(0), Vbid(3)], "one is elsewhere, two wait for more");
+    placement.reached(|vbid| vbid != Vbid(3), now);
+    assert_eq!(placement.due(now), [Vbid(2), Vbid(4)], "one is elsewhere, others wait for more");
 }
 
 #[test]
