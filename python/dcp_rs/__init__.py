@@ -22,7 +22,7 @@ may be delivered.
   `dcp_rs.ChangeStream`: an iterator, an async iterator and an Arrow C stream of
   `dcp_rs.ChangeBatch`.
 * `dcp_rs.connect_async` returns a `dcp_rs.AsyncClient`, which does the same for asyncio.
-* `dcp_rs.metrics` exports metrics of streams to Prometheus and OpenTelemetry. Import it separately.
+* `dcp_rs.metrics` exports metrics of streams to Prometheus and OpenTelemetry.
 * A `dcp_rs.Checkpoint` is the position to resume from. A `dcp_rs.CheckpointStore` keeps it:
   `dcp_rs.FileStore` in a file, `dcp_rs.SqlStore` in a table, `dcp_rs.ObjectStore` in object
   storage, `dcp_rs.MemoryStore` in memory, or your own.
@@ -31,8 +31,7 @@ may be delivered.
 * `dcp_rs.testing` has an embedded cluster, which Couchbase SDKs and DCP clients can use like a real
   one.
 * `dcp_rs.debug` decodes recorded packets, and explains why a server makes a client roll back.
-  Import it separately.
-* `dcp_rs.spark` reads a bucket in Spark. Import it separately.
+* `dcp_rs.spark` reads a bucket in Spark.
 
 PyArrow is optional; functions that need it say so.
 """
@@ -58,6 +57,15 @@ from dcp_rs.stores import CheckpointStore, FileStore, MemoryStore, SharedStore
 from dcp_rs.stream import ChangeStream, StreamEvent, StreamStats, VbucketStats
 
 if TYPE_CHECKING:
+    from dcp_rs import debug as debug
+    from dcp_rs import dlt as dlt
+    from dcp_rs import importing as importing
+    from dcp_rs import metrics as metrics
+    from dcp_rs import planner as planner
+    from dcp_rs import polars as polars
+    from dcp_rs import ray as ray
+    from dcp_rs import replication as replication
+    from dcp_rs import spark as spark
     from dcp_rs import testing
     from dcp_rs.async_client import AsyncClient, connect_async
     from dcp_rs.object_store import ObjectStore
@@ -114,6 +122,19 @@ _LATE = {
     "testing": "testing",
     "verify": "replication",
 }
+# Not in `__all__`: a star import would hide the libraries that some are named after.
+_MODULES = (
+    "debug",
+    "dlt",
+    "importing",
+    "metrics",
+    "planner",
+    "polars",
+    "ray",
+    "replication",
+    "spark",
+)
+_LATE.update(zip(_MODULES, _MODULES, strict=True))
 
 if not TYPE_CHECKING:  # type checkers would take any name for one of ours
 
@@ -126,7 +147,7 @@ if not TYPE_CHECKING:  # type checkers would take any name for one of ours
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *__all__, *_MODULES})
 
 
 if DEBUG_BUILD:

@@ -240,6 +240,24 @@ def test_each_public_name_is_there_and_no_other():
     assert "AttributeError: module 'dcp_rs' has no attribute 'nothing'" in done.stderr
 
 
+def test_each_module_that_the_documentation_names_is_there_without_an_import_of_its_own():
+    guides = [path.read_text() for path in ERRORS.parents[1].rglob("*.md")]
+    modules = {each.name for each in pkgutil.iter_modules(dcp_rs.__path__)}
+    # Libraries import the plugin by its own name.
+    named = set(re.findall(r"\bdcp_rs\.([a-z_]+)", "\n".join(guides))) & modules - {"pytest_plugin"}
+    assert {"dlt", "metrics", "polars", "ray", "replication", "spark"} <= named
+    program = (
+        "import dcp_rs; "
+        f"print([each for each in {sorted(named)} if not hasattr(dcp_rs, each)]); "
+        f"print(set({sorted(named)}) - set(dir(dcp_rs))); "
+        "print(dcp_rs.replication.infer_schemas.__name__)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True
+    )
+    assert done.stdout.splitlines() == ["[]", "set()", "infer_schemas"], done.stderr
+
+
 def test_the_module_that_spark_looks_for_is_installed_and_lazy():
     """Spark imports it in every driver, with or without our native code, and it may never raise."""
     program = (
