@@ -123,7 +123,7 @@ def test_options_of_a_storage_are_a_table(file):
     path.write_text(path.read_text() + '[storage_options]\naws_region = "eu-west-1"\n')
     assert _pipeline.given_in(path)["storage_options"] == {"aws_region": "eu-west-1"}
     path.write_text(path.read_text().replace('"eu-west-1"', "1") + "[more]\n")
-    assert "there is no such key" in refused(path)
+    assert "there is no such table" in refused(path)
 
 
 def test_a_flag_wins_over_a_variable_and_that_over_the_file(file, tmp_path, monkeypatch):
@@ -201,6 +201,25 @@ def test_a_connection_is_a_table(tmp_path):
     path.write_text("connection = 1")
     told = "connection of pipeline.toml: must be a table, as [connection] begins"
     assert refused(path) == told
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        *((name, "[connection]") for name in ("conection", "Connection", "conections", "conn")),
+        ("table", "[tables]"),
+        ("storage", "[storage_options]"),
+    ],
+)
+def test_a_table_with_a_wrong_name_is_told_the_right_one(file, name, meant):
+    path = file(of_connection=f'[{name}]\nbucket = "travel"')
+    told = f"{name} of pipeline.toml: there is no such table: did you mean {meant}?"
+    assert refused(path) == told
+
+
+def test_a_table_with_no_likely_name_is_told_those_that_there_are(file):
+    told = "there are [connection], [storage_options], [tables]"
+    assert refused(file(of_connection="[x]\ny = 1")).endswith(f"there is no such table: {told}")
 
 
 def test_a_file_without_what_it_needs_is_refused(file, tmp_path):

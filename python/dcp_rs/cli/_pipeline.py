@@ -117,6 +117,8 @@ class File:
             return
         parameter = keys.get(key)
         if parameter is None:
+            if isinstance(value, dict) and not is_connection:
+                raise self._unknown_table(key)
             raise self._unknown(called, key, is_connection=is_connection)
         self.names[key] = self.names[str(parameter.name)] = f"{called} of {self.path.name}"
         given = _for_click(parameter, value)
@@ -137,6 +139,16 @@ class File:
         close = difflib.get_close_matches(key, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(sorted(known))}"
         return self._wrong(called, f"there is no such key: {hint}")
+
+    def _unknown_table(self, name: str) -> ConfigError:
+        known = (_CONNECTION, _STORAGE, _TABLES)
+        close = difflib.get_close_matches(name.lower(), known, 1, 0.5)
+        hint = (
+            f"did you mean [{close[0]}]?"
+            if close
+            else f"there are {', '.join(f'[{each}]' for each in known)}"
+        )
+        return self._wrong(name, f"there is no such table: {hint}")
 
     def _wrong(self, called: str, problem: str) -> ConfigError:
         return ConfigError(problem, option=f"{called} of {self.path.name}")
