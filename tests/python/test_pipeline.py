@@ -342,6 +342,36 @@ def test_an_option_that_the_file_lacks_is_called_as_it_would_be_there(
     assert "--target: must begin with one of" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        (
+            'document_schema = "id BIGNT"',
+            "document_schema of 'inventory.*': there is no type BIGNT",
+        ),
+        ('deletes = "hide"', "deletes of 'inventory.*': must be 'remove' or 'mark', not 'hide'"),
+        (
+            'document_schema = "id BIGINT"\nnested = "json"',
+            "nested of 'inventory.*': applies to schemas that are inferred",
+        ),
+        ('on_error = "skip"', "on_error of 'inventory.*': must be 'reject' or 'fail', not 'skip'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_an_error_in_a_table_of_a_pattern_names_the_pattern(file, capsys, command, option, told):
+    path = file(but=["tables", "listen"])
+    path.write_text(f'{path.read_text()}[tables."*.hotel"]\n[tables."inventory.*"]\n{option}\n')
+    assert run(command, path) == 1
+    assert f"tables of pipeline.toml: {told}" in capsys.readouterr().err
+
+
+def test_an_option_of_all_tables_is_called_so_beside_patterns(file, capsys):
+    path = file('document_schema = "id BIGNT"', but=["document_schema", "tables", "listen"])
+    path.write_text(path.read_text() + '[tables."inventory.*"]\ndeletes = "mark"\n')
+    assert run("check", path) == 1
+    assert "dcp-rs: document_schema of pipeline.toml: there is no type" in capsys.readouterr().err
+
+
 def test_check_advises_as_the_file_calls_options(file, capsys):
     status, found = checked(capsys, file(but=["bucket"], of_connection="bucket = 'none'"))
     assert (status, found[-1]["step"]) == (1, "bucket")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,7 +11,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.target import VALIDITY
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from dcp_rs.replication.changes import Layout
     from dcp_rs.replication.core import Settings
@@ -97,23 +98,26 @@ def table_per_collection(
     _check_members(chosen, _MEMBERS_OF_DATABASE, "Database")
     settings = _checked(chosen, settings)
     by_pattern: dict[str, tuple[Contract, Settings]] = {}
+    shared: list[Layout] = []
     for pattern in names.templates:
         given = dict(names.options.get(pattern, {}))
-        if "on_error" in given:
-            _checks.word("on_error", given["on_error"], ("reject", "fail"))
-        own = _checked(chosen, replace(settings, on_error=given.pop("on_error", settings.on_error)))
-        of_pattern = contract_of(contract, given, settings.mode)
-        by_pattern[pattern] = _with_columns(of_pattern, chosen, settings.mode), own
-        _check_nested(chosen, by_pattern[pattern][0])
-        if settings.share is not None:
-            of_pattern.check_shared()
+        with _naming(pattern, tuple(given)):
+            if "on_error" in given:
+                _checks.word("on_error", given["on_error"], ("reject", "fail"))
+            on_error = given.pop("on_error", settings.on_error)
+            own = _checked(chosen, replace(settings, on_error=on_error))
+            of_pattern = contract_of(contract, given, settings.mode)
+            by_pattern[pattern] = _with_columns(of_pattern, chosen, settings.mode), own
+            _check_nested(chosen, by_pattern[pattern][0])
+            if settings.share is not None:
+                of_pattern.check_shared()
+            shared.append(by_pattern[pattern][0].layout(settings.mode))
     contracts = [each for each, _ in by_pattern.values()]
     # The stream decodes documents if it can decode all of them alike.
     first = contracts[0]
     is_shared = not any(
         each.is_own or each.document_schema is not first.document_schema for each in contracts
     )
-    shared = [each.layout(settings.mode) for each in contracts]
     layout = shared[0] if is_shared else first.text_layout(settings.mode)
 
     def make(target: Target, collection: str) -> Table:
@@ -128,6 +132,20 @@ def table_per_collection(
     return TablePerCollection(
         chosen, names, make, layout, settings.collections, samples=sample, reload=reload
     )
+
+
+@contextlib.contextmanager
+def _naming(pattern: str, given: Collection[str]) -> Iterator[None]:
+    """Has errors in the options of a pattern of collections name the pattern."""
+    try:
+        yield
+    except ConfigError as error:
+        if error.option not in given:
+            raise
+        text = str(error).removeprefix(f"{error.option}: ")
+        raise ConfigError(
+            f"{error.option} of {pattern!r}: {text}", option="tables", value=error.value
+        ) from error
 
 
 def check_mode(target: Target | Database, mode: object) -> None:
