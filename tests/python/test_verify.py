@@ -1,5 +1,6 @@
 """Comparing tables with their bucket, and loading again what differs."""
 
+import json
 import threading
 
 import deltalake
@@ -9,6 +10,7 @@ import pytest
 
 import dcp_rs
 import replicas
+from dcp_rs.cli import _program
 from dcp_rs.exceptions import ConfigError
 from replicas import Written
 
@@ -214,6 +216,44 @@ def test_a_collection_that_was_dropped_or_flushed_since_is_not_compared(cluster,
     assert of_kinds(found.tables["inventory__airline"]) == (0, 0, 0, 0)
     assert found.tables["inventory__hotel"].not_compared == "its collection was dropped"
     assert not found.is_equal
+
+
+@pytest.mark.usefixtures("written")
+@pytest.mark.parametrize("on_drop", ["empty", "keep"])
+def test_the_table_of_a_dropped_collection_is_equal_once_it_is_empty(
+    cluster, many, on_drop, monkeypatch, capsys
+):
+    monkeypatch.setenv("DCP_RS_PASSWORD", "canary-8f1c2e")
+    replicas.replicate(cluster, many, on_drop=on_drop)
+    cluster.drop_collection("inventory.hotel")
+    replicas.replicate(cluster, many, on_drop=on_drop)
+    found = verify(cluster, many)
+    hotel = found.tables["inventory__hotel"]
+    rows = 0 if on_drop == "empty" else 35
+    assert (hotel.is_dropped, hotel.rows, hotel.documents) == (True, rows, 0)
+    assert found.is_equal is hotel.is_equal is (rows == 0)
+    assert not found.tables["inventory__airline"].is_dropped
+    status = _program.run(
+        ["verify", f"{cluster.connection_string}/default", many.url, "--username=Administrator"]
+    )
+    assert status == (3 if rows else 0)
+    by_table = {
+        each["table"]: each for each in map(json.loads, capsys.readouterr().out.splitlines())
+    }
+    assert by_table["inventory__hotel"]["note"] == "its collection was dropped"
+    assert by_table["inventory__airline"]["note"] == ""
+
+
+@pytest.mark.usefixtures("written")
+def test_a_reject_of_a_dropped_collection_is_a_row_that_is_left(cluster, database):
+    options = {"document_schema": "n BIGINT", "type_conflicts": "reject"}
+    cluster.create_collection("inventory.bad")
+    cluster.upsert("a", {"n": "text"}, collection="inventory.bad")
+    replicas.replicate(cluster, database, on_drop="keep", **options)
+    cluster.drop_collection("inventory.bad")
+    assert not verify(cluster, database).is_equal
+    replicas.replicate(cluster, database, **options)
+    assert verify(cluster, database).tables["inventory__bad"].is_equal
 
 
 def test_changes_that_a_failover_took_back_are_told(cluster, written, database):

@@ -19,6 +19,7 @@ from dcp_rs.cli._output import print_records
 from dcp_rs.cli._rows import clear
 from dcp_rs.cli.replicate import table_options
 from dcp_rs.client import Client
+from dcp_rs.replication.verification import DROPPED
 
 if TYPE_CHECKING:
     from dcp_rs.connection import ConnectionOptions
@@ -104,7 +105,7 @@ def _print(found: Verification, *, as_json: bool) -> None:
     for name, table in found.tables.items():
         record: dict[str, object] = {"table": name, "collection": table.collection}
         record |= {count: getattr(table, count) for count in _COUNTS}
-        record |= {"note": table.not_compared}
+        record |= {"note": table.not_compared or (DROPPED if table.is_dropped else "")}
         if table.rolled_back and not table.not_compared:
             record["note"] = f"{len(table.rolled_back)} vBuckets are rolled back"
         own = [_example(each) for each in table.examples]

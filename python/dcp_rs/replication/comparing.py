@@ -15,6 +15,7 @@ from dcp_rs.replication.names import is_pattern, matches, qualified
 from dcp_rs.replication.sharing import split_key
 from dcp_rs.replication.target import IDENTITY, Address
 from dcp_rs.replication.verification import (
+    DROPPED,
     KINDS,
     Difference,
     TableVerification,
@@ -150,6 +151,7 @@ class _Comparison:
         )
         self._differ: set[int] = set()
         self._rolled_back: set[int] = set()
+        self._is_dropped = False
 
     def run(self, chosen: Sequence[int]) -> TableVerification:
         """Returns how the table compares, or a share of it."""
@@ -157,6 +159,8 @@ class _Comparison:
             names = self._names()
         except _NotComparedError as why:
             return self._result(str(why))
+        if self._is_dropped:
+            return self._result(DROPPED if self._has_rows(chosen) else "")
         rows = self._contents.counts(self._table)
         for some in _parts(chosen, rows):
             todo = [some]
@@ -181,6 +185,7 @@ class _Comparison:
             vbuckets=tuple(sorted(self._differ)),
             examples=tuple(self._examples),
             not_compared=not_compared,
+            is_dropped=self._is_dropped,
             **self._counts,
         )
 
@@ -193,8 +198,7 @@ class _Comparison:
         there = self._client.collections()
         collection = self._state.collection
         if collection is not None:
-            if collection not in there:
-                raise _NotComparedError("its collection was dropped")
+            self._is_dropped = collection not in there
             return [collection]
         read = self._state.checkpoint.filter
         if read is None or read.scope_id is not None:
@@ -204,6 +208,14 @@ class _Comparison:
         if read.collection_ids is None:
             return None
         return [name for name, number in there.items() if number in read.collection_ids]
+
+    def _has_rows(self, chosen: Sequence[int]) -> bool:
+        """Whether the table of a dropped collection still has rows or rejects."""
+        counts = self._contents.counts(self._table)
+        self._counts["rows"] = sum(counts.get(each, 0) for each in chosen)
+        return bool(
+            self._counts["rows"] or len(self._contents.read(self._table, [*chosen]).rejects)
+        )
 
     def _compare(self, vbuckets: Sequence[int], names: list[str] | None) -> None:
         """Compares some vBuckets."""

@@ -12,6 +12,9 @@ Kind = Literal["missing", "extra", "older", "other"]
 KINDS: tuple[Kind, ...] = ("missing", "extra", "older", "other")
 """How a table may differ."""
 
+DROPPED = "its collection was dropped"
+"""What is said of the table of such a collection."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
@@ -51,6 +54,7 @@ class TableVerification:
         vbuckets: vBuckets that differ.
         examples: Some of what differs.
         not_compared: Why nothing was compared; empty if it was.
+        is_dropped: Whether its collection was dropped: the table is equal once it has no row.
     """
 
     collection: str | None
@@ -66,6 +70,7 @@ class TableVerification:
     vbuckets: tuple[int, ...] = ()
     examples: tuple[Difference, ...] = field(default=(), repr=False)
     not_compared: str = ""
+    is_dropped: bool = False
 
     @property
     def is_equal(self) -> bool:
@@ -87,6 +92,7 @@ def together(parts: Sequence[TableVerification], examples: int) -> TableVerifica
         vbuckets=tuple(sorted(each for part in parts for each in part.vbuckets)),
         examples=tuple(each for part in parts for each in part.examples)[:examples],
         not_compared="; ".join(part.not_compared for part in parts if part.not_compared),
+        is_dropped=any(part.is_dropped for part in parts),
         **counts,
     )
 
