@@ -287,8 +287,9 @@ class TestRejects:
         replicate(cluster, replica, key_type="binary")
         if replica.mode == "table":
             assert replica.rows() == []
-        with pytest.raises(ConfigError, match="key is binary but must be string"):
+        with pytest.raises(ConfigError, match="key is binary but must be string") as raised:
             replicate(cluster, replica)
+        assert raised.value.option == "key_type"
 
     @pytest.mark.parametrize("is_first", [True, False])
     def test_those_of_a_commit_that_was_not_made_are_neither_doubled_nor_kept(

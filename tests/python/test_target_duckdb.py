@@ -103,8 +103,9 @@ def test_a_table_with_binary_keys_holds_every_key(cluster, replica):
     replicate(cluster, replica, key_type="binary")
     if replica.mode == "table":
         assert replica.query("SELECT key FROM documents") == [{"key": b"a"}]
-    with pytest.raises(ConfigError, match=r"key is BLOB but must be VARCHAR"):
+    with pytest.raises(ConfigError, match=r"key is BLOB but must be VARCHAR") as raised:
         replicate(cluster, replica)
+    assert raised.value.option == "key_type"
 
 
 def test_on_error_fail_names_the_change_and_writes_nothing_of_it(cluster, replica):

@@ -92,8 +92,9 @@ def test_a_table_with_binary_keys_holds_every_key(cluster, replica):
     replicate(cluster, replica, key_type="binary")
     if replica.mode == "table":
         assert replica.query("SELECT key FROM documents") == [{"key": b"a"}]
-    with pytest.raises(ConfigError, match=r"key is bytea but must be text"):
+    with pytest.raises(ConfigError, match=r"key is bytea but must be text") as raised:
         replicate(cluster, replica)
+    assert raised.value.option == "key_type"
 
 
 def test_text_with_nul_is_rejected_until_a_version_without_it(cluster, table):

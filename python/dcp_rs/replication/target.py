@@ -338,16 +338,18 @@ def missing_columns(have: Mapping[str, str], want: Mapping[str, str], table: str
     Raises:
         ConfigError: A column has another type.
     """
-    wrong = [
-        f"{name} is {have[name]} but must be {kind}"
+    wrong = {
+        name: f"{name} is {have[name]} but must be {kind}"
         for name, kind in want.items()
         if have.get(name, kind) != kind
-    ]
+    }
     if wrong:
+        is_key = [*wrong] == ["key"]
         raise ConfigError(
-            f"table {table} has other types: {'; '.join(wrong)}. Nothing was "
-            "written: change the schema, or write to a new table",
-            option="document_schema",
+            f"table {table} has other types: {'; '.join(wrong.values())}. Nothing was written: "
+            f"{'keep the type of its keys' if is_key else 'change the schema'}, or write to a new"
+            " table",
+            option="key_type" if is_key else "document_schema",
         )
     return {name: kind for name, kind in want.items() if name not in have}
 
