@@ -128,6 +128,21 @@ def test_a_wrong_command_line_exits_with_2():
     assert run("--version").stdout.split() == [b"dcp-rs", dcp_rs.__version__.encode()]
 
 
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--hashfield", "--hashfield; did you mean --hash-fields?"),
+        ("--tls-keys=x", "--tls-keys; did you mean --tls-key?"),
+        ("--keys", "--keys"),
+        ("--foo", "--foo"),
+    ],
+)
+def test_an_option_is_suggested_only_if_it_is_near(option, told):
+    done = run("replicate", "couchbase://localhost/a", "delta:///a", option)
+    assert done.returncode == 2
+    assert done.stderr.decode().endswith(f"dcp-rs: no such option: {told}\n")
+
+
 @pytest.fixture
 def serve():
     """Starts `dcp-rs serve`, and ends it."""

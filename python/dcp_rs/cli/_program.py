@@ -170,5 +170,8 @@ def _no_such_option(error: click.NoSuchOption) -> str:
             "passwords are not accepted on the command line, which others can see: set"
             f" {PASSWORD_VARIABLE}, or use --password-env or --password-file"
         )
-    close = f"; did you mean {error.possibilities[0]}?" if error.possibilities else ""
+    # What click finds near may be only because both begin with dashes.
+    near = {each.lstrip("-"): each for each in error.possibilities or ()}
+    found = difflib.get_close_matches(name.lstrip("-"), near, 1)
+    close = f"; did you mean {near[found[0]]}?" if found else ""
     return f"no such option: {name if name.startswith('--') else name[:2]}{close}"
