@@ -341,6 +341,9 @@ def test_a_target_that_cannot_be_there_is_refused(client, tmp_path, url):
         told = r"^target: the folder .*/file/x cannot be created: Not a directory"
         with pytest.raises(ConfigError, match=told):
             dcp_rs.replicate(client, url.format(tmp_path / "file/x"), mode=mode, once=True)
+        told = r"^target: the folder .*/file cannot be created: a file has its name: use another"
+        with pytest.raises(ConfigError, match=told):
+            dcp_rs.replicate(client, url.format(tmp_path / "file"), mode=mode, once=True)
     assert [each.name for each in tmp_path.iterdir()] in ([], ["file"])
 
 

@@ -38,7 +38,7 @@ from dcp_rs.replication.delta_schema import (
     nulls_refused,
 )
 from dcp_rs.replication.outage import is_passing
-from dcp_rs.replication.target import Maintained, overtaken
+from dcp_rs.replication.target import Maintained, check_folder, overtaken
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -167,6 +167,8 @@ class DeltaTable:
             ConfigError: It cannot be opened.
         """
         delta = self._deltalake
+        if self.folder is not None:
+            check_folder(self.folder)
         try:
             if self._table is not None:
                 self._table.update_incremental()

@@ -544,12 +544,26 @@ class Address:
         return self.path
 
 
+def check_folder(folder: Path) -> None:
+    """Checks that a target's folder is no file.
+
+    Raises:
+        ConfigError: It is one.
+    """
+    if folder.is_file():
+        raise ConfigError(
+            f"the folder {folder} cannot be created: a file has its name: use another",
+            option="target",
+        )
+
+
 def make_folder(folder: Path) -> None:
     """Creates the folder of a target, and those above it, unless it is there.
 
     Raises:
         ConfigError: It cannot be created.
     """
+    check_folder(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:
