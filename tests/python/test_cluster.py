@@ -7,7 +7,13 @@ from types import MappingProxyType
 import pytest
 
 import dcp_rs
-from dcp_rs.exceptions import BucketNotFoundError, ConfigError, DcpError, DocumentNotFoundError
+from dcp_rs.exceptions import (
+    BucketNotFoundError,
+    ConfigError,
+    ConnectError,
+    DcpError,
+    DocumentNotFoundError,
+)
 from reading import rows_of
 
 
@@ -64,6 +70,18 @@ def test_an_unsafe_failover_begins_an_epoch_that_clients_follow(cluster):
             seen |= {row["key"] for row in rows_of([next(stream)]) if row["value"] == b"2"}
     with pytest.raises(ConfigError, match="node 0"):
         cluster.failover_unsafely([0])
+
+
+@pytest.mark.parametrize("option", ["port", "management_port"])
+def test_a_port_in_use_is_told_with_what_to_do(option):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = (
+            rf"cannot listen on 127\.0\.0\.1:{port}: .*: choose another port or host, or end what"
+        )
+        with pytest.raises(ConnectError, match=told) as raised:
+            dcp_rs.testing.EmbeddedCluster(**{option: port})
+    assert raised.value.code == "listen"
 
 
 def test_a_document_shows_its_value_or_the_beginning_of_it(cluster):

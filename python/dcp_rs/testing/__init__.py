@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 from dcp_rs import _checks, _dcp_rs, _keywords
 from dcp_rs.client import Client
 from dcp_rs.connection import ConnectionOptions
-from dcp_rs.exceptions import ClosedError, ConfigError, ForkedProcessError
+from dcp_rs.exceptions import ClosedError, ConfigError, ConnectError, ForkedProcessError
 from dcp_rs.testing.control import Control, MapVersion
 from dcp_rs.testing.documents import Document, Documents, MutationToken
 from dcp_rs.testing.options import Limits, User
@@ -137,7 +137,12 @@ class EmbeddedCluster(Documents, Control):
         self._options = options
         self._ca_file: Path | None = None
         self._forget_ca_file: Callable[[], object] | None = None
-        self._inner = _dcp_rs.EmbeddedCluster.start(options)
+        try:
+            self._inner = _dcp_rs.EmbeddedCluster.start(options)
+        except ConnectError as error:
+            if error.code == "listen":
+                error.args = (f"{error}: choose another port or host, or end what listens there",)
+            raise
 
     @property
     def connection_string(self) -> str:
