@@ -12,7 +12,7 @@ import pytest
 import dcp_rs
 import replicas
 from dcp_rs.cli import _program
-from dcp_rs.exceptions import ConcurrentWriterError, ConfigError
+from dcp_rs.exceptions import ConcurrentWriterError, ConfigError, DcpError
 from dcp_rs.replication import open_target
 from dcp_rs.replication.target import Address
 from replicas import replicate
@@ -157,6 +157,26 @@ def test_a_writer_that_another_has_overtaken_since_it_opened_commits_nothing(
         slow.close()
     assert len(unlocked.rows()) == sum(len(commit.rows) for commit in given.commits[:2])
     assert unlocked.generations() == (1, 0)
+
+
+@pytest.mark.parametrize("name", ["delta-table", "delta-log"])
+def test_an_attempt_with_the_number_of_another_leaves_its_state(
+    cluster, request, tmp_path, name, monkeypatch
+):
+    """One in a million has the same random bits."""
+    monkeypatch.setattr("secrets.randbits", lambda _: 7)
+    cluster.upsert("key", {"n": 1})
+    replica, given = replicas.make(name, request, tmp_path), replicas.Collected()
+    replicate(cluster, given, mode=replica.mode)
+    fast, slow = open_target(replica.url), open_target(replica.url)
+    for target in (slow, fast):
+        target.open(given.schema, replica.mode)
+    fast.commit(given.commits[0])
+    fast.close()
+    with pytest.raises(DcpError, match="File exists: the next start resumes"):
+        slow.commit(given.commits[0])
+    slow.close()
+    assert open_target(replica.url).stored() == given.commits[0].state
 
 
 @pytest.mark.parametrize(

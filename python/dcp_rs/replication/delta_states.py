@@ -71,15 +71,19 @@ class DeltaStates:
             DcpError: It cannot be written.
         """
         path = self._folder / f"{transaction}.json"
+        is_ours = False
         try:
             self._folder.mkdir(exist_ok=True)
             with path.open("x") as file:
+                is_ours = True
                 file.write(state.to_json())
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            # One that is there has the state of another attempt, however improbable its number.
+            if is_ours:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
             raise DcpError(
                 f"the folder {self._folder} cannot be written: {error.strerror}: the next start "
                 "resumes"
