@@ -30,9 +30,9 @@ enum State {
     Opening { on: ConnectionId, from: Option<Box<StreamPosition>> },
     /// It streams on a connection.
     Streaming { on: ConnectionId, since: Instant },
-    /// It is reopened at a given time or, if all it lacks is a connection to its node, as soon as there is
-    /// one.
-    BackingOff { until: Instant, lacks_node: bool, from: Box<StreamPosition> },
+    /// It is reopened at a given time or, if all it awaits is a connection to its node, as soon as there
+    /// is one.
+    BackingOff { until: Instant, awaits_node: bool, from: Box<StreamPosition> },
     /// Its end was reached.
     Complete,
     /// It cannot be streamed; the stream ends with the error.
@@ -100,7 +100,7 @@ impl Placement {
     ) -> Self {
         let entry = |range: VbucketRange| {
             let state =
-                State::BackingOff { until: now, lacks_node: false, from: Box::new(range.from) };
+                State::BackingOff { until: now, awaits_node: false, from: Box::new(range.from) };
             (range.vbid, Entry { idle_since: Some(now), ..Entry::new(state, range.to) })
         };
         let vbuckets = ranges.into_iter().map(entry).collect();
@@ -179,7 +179,7 @@ impl Placement {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return false };
         let State::Opening { from, .. } = &mut entry.state else { return false };
         let Some(from) = from.take() else { return false };
-        entry.state = State::BackingOff { until: now, lacks_node: false, from };
+        entry.state = State::BackingOff { until: now, awaits_node: false, from };
         true
     }
 
@@ -220,9 +220,9 @@ impl Placement {
     ) {
         let Some(entry) = self.vbuckets.get_mut(&vbid) else { return };
         entry.cause = cause.or(entry.cause.take());
-        if let State::BackingOff { until, lacks_node, .. } = &mut entry.state {
+        if let State::BackingOff { until, awaits_node, .. } = &mut entry.state {
             *until = now + Backoff::SHORT.wait(entry.attempts, &mut self.randomness);
-            *lacks_node = has_node;
+            *awaits_node = has_node;
             entry.attempts = entry.attempts.saturating_add(1);
         }
     }
@@ -231,7 +231,7 @@ impl Placement {
     /// at once.
     pub(crate) fn reached(&mut self, is_there: impl Fn(Vbid) -> bool, now: Instant) {
         for (&vbid, entry) in &mut self.vbuckets {
-            if let State::BackingOff { until, lacks_node: true, .. } = &mut entry.state
+            if let State::BackingOff { until, awaits_node: true, .. } = &mut entry.state
                 && is_there(vbid)
             {
                 *until = now.min(*until);
@@ -247,7 +247,7 @@ impl Placement {
                 && let Some(from) = from.take()
             {
                 entry.cause = Some(Arc::clone(cause));
-                entry.lose_node(from, now, &mut self.randomness);
+                entry.await_node(from, now, &mut self.randomness);
             }
         }
     }
@@ -515,16 +515,16 @@ impl Entry {
     ) {
         from.end = from.end.after_a_try();
         let until = now + backoff.wait(self.attempts, randomness);
-        self.state = State::BackingOff { until, lacks_node: false, from };
+        self.state = State::BackingOff { until, awaits_node: false, from };
         self.attempts = self.attempts.saturating_add(1);
         self.idle_since.get_or_insert(now);
     }
 
     /// Waits, because the connection could not be made.
-    fn lose_node(&mut self, from: Box<StreamPosition>, now: Instant, randomness: &mut StdRng) {
+    fn await_node(&mut self, from: Box<StreamPosition>, now: Instant, randomness: &mut StdRng) {
         self.back_off(Backoff::SHORT, from, now, randomness);
-        if let State::BackingOff { lacks_node, .. } = &mut self.state {
-            *lacks_node = true;
+        if let State::BackingOff { awaits_node, .. } = &mut self.state {
+            *awaits_node = true;
         }
     }
 }
