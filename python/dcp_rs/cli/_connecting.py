@@ -49,8 +49,8 @@ def connect_patiently(
             try:
                 return Client(options)
             except DcpError as error:
-                is_over = time.monotonic() + pause > deadline
-                if not error.is_retryable or is_over:
+                left = deadline - time.monotonic()
+                if not error.is_retryable or left <= 0:
                     raise
                 if health.why_not_started is None:
                     meanwhile.enter_context(health.waiting())
@@ -65,7 +65,7 @@ def connect_patiently(
                         ),
                     )
                 health.why_not_started = f"it has not connected yet: {error}"
-            if stop.wait(pause):
+            if stop.wait(min(pause, left)):
                 return None
             pause = min(2 * pause, _LONGEST_PAUSE)
 

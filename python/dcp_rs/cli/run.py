@@ -41,10 +41,9 @@ Options win over variables such as DCP_RS_COMMIT_INTERVAL, and those over FILE."
 def run(context: click.Context, **_: Any) -> None:
     """Keep tables in step with a bucket, as a file says.
 
-    As `dcp-rs replicate`, with the options of FILE, and waits --retry-timeout for a cluster that is
-    away when it starts. On SIGHUP it reads FILE again: collections that
-    are added, the options --commit-..., --hung-after and --log-level change, and others with the
-    next start.
+    As `dcp-rs replicate`, with the options of FILE. It waits up to --retry-timeout for a cluster
+    that is away when it starts. On SIGHUP it reads FILE again: collections that are added, the
+    options --commit-..., --hung-after and --log-level change, and others with the next start.
     """
     share_heap()
     given = merged(context)
