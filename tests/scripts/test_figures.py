@@ -63,9 +63,13 @@ def test_a_group_is_shown_on_the_page_that_has_a_place_for_it(document):
 
 
 def test_the_page_shows_what_is_recorded():
-    text = figures.PAGE.read_text()
-    for group, recorded in figures.load().items():
+    text, groups = figures.PAGE.read_text(), figures.load()
+    for group, recorded in groups.items():
         assert figures.shown(text, group, recorded["tables"]) == text
+    missed = figures.missed(groups)
+    assert figures.shown(text, "misses", [missed]) == text
+    assert missed["rows"]
+    assert all("**" in row[2] for row in missed["rows"])
 
 
 def test_the_document_is_what_recording_writes():
