@@ -149,13 +149,13 @@ def test_shares_have_each_vbucket_and_each_row_once(of):
         ({"type_conflicts": "evolve"}, "type_conflicts", "each share would decide the columns"),
         (
             {"tables": {"*.*": {"table": "{collection}", "new_fields": "evolve"}}},
-            "new_fields",
-            "each share would decide the columns",
+            "tables",
+            r"new_fields of '\*\.\*': each share would decide the columns",
         ),
     ],
 )
 def test_options_that_no_share_has_are_refused(cluster, table, options, option, message):
-    if option in {"new_fields", "type_conflicts"}:
+    if option in {"new_fields", "type_conflicts", "tables"}:
         options = {"document_schema": "n BIGINT"} | options
     with pytest.raises(ConfigError, match=message) as error:
         replicate(cluster, table, **({"share": "1/3"} | options))
