@@ -93,6 +93,25 @@ def test_a_record_has_the_key_the_document_and_its_position(cluster, kafka_broke
     assert last.key() == b"key 3"
 
 
+def test_a_batch_is_sent_in_parts(cluster, kafka_broker, topic, monkeypatch):
+    monkeypatch.setattr(recording, "_AT_ONCE", 4)
+    begin = time.time()
+    written = {f"key {number}": "x" * (number * 7 % 30) for number in range(19)}
+    for key, value in written.items():
+        cluster.upsert(key, {"x": value})
+    for key in ("key 3", "key 11"):
+        cluster.remove(key)
+    expected = documents(cluster, written.keys() - {"key 3", "key 11"})
+    replicate(cluster, kafka_broker.url(topic, partitions=2), mode="log")
+    records = list(kafka_broker.records(topic))
+    found = {record.key(): record.value() for record in records}
+    assert {key: value for key, value in found.items() if value} == expected
+    assert {key for key, value in found.items() if not value} == {b"key 3", b"key 11"}
+    for record in records:
+        assert headers(record)["op"] == ("mutation" if record.value() else "deletion")
+        assert begin - 1 < record.timestamp()[1] / 1000 < time.time() + 1
+
+
 def test_partitions_are_those_of_other_clients_or_of_the_vbucket(
     cluster, kafka_broker, topic, admin
 ):

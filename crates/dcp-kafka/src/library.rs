@@ -13,6 +13,7 @@ use std::time::Duration;
 use libloading::Library as Loaded;
 
 use crate::error::{Error, Kind, kind};
+use crate::records::Record;
 
 /// Version 2.0.0, as `rd_kafka_version` has it.
 const LOWEST: c_int = 0x0200_00ff;
@@ -24,6 +25,7 @@ const PARTITION: c_int = 3;
 const VALUE: c_int = 4;
 const KEY: c_int = 5;
 const MSGFLAGS: c_int = 7;
+const TIMESTAMP: c_int = 8;
 const HEADER: c_int = 9;
 const QUEUE_AND_FLIGHT: c_int = 0x1 | 0x2;
 
@@ -43,6 +45,7 @@ union Value {
     handle: Handle,
     int: c_int,
     i32: i32,
+    i64: i64,
     bytes: Bytes,
     header: NamedBytes,
     size: [c_char; 64],
@@ -64,18 +67,12 @@ struct NamedBytes {
 }
 
 impl Part {
-    const fn of(kind: c_int) -> Self {
-        Self { kind, is: Value { size: [0; 64] } }
-    }
-
     fn bytes(kind: c_int, bytes: Option<&[u8]>) -> Self {
         let bytes = Bytes {
             start: bytes.map_or(ptr::null(), |bytes| bytes.as_ptr().cast()),
             len: bytes.map_or(0, <[u8]>::len),
         };
-        let mut part = Self::of(kind);
-        part.is.bytes = bytes;
-        part
+        Self { kind, is: Value { bytes } }
     }
 }
 
@@ -326,32 +323,27 @@ impl Topic<'_> {
     /// Puts a record, which is copied, into the queue.
     pub(crate) fn produce<'b>(
         &mut self,
-        partition: i32,
-        key: Option<&[u8]>,
-        value: Option<&[u8]>,
+        record: &Record<'_>,
+        millis: i64,
         headers: impl Iterator<Item = (&'b CStr, &'b [u8])>,
     ) -> Result<(), Error> {
         self.parts.clear();
-        let mut part = Part::of(RKT);
-        part.is.handle = self.handle;
-        self.parts.push(part);
-        part = Part::of(PARTITION);
-        part.is.i32 = partition;
-        self.parts.push(part);
-        part = Part::of(MSGFLAGS);
-        part.is.int = COPY;
-        self.parts.push(part);
-        self.parts.push(Part::bytes(KEY, key));
-        self.parts.push(Part::bytes(VALUE, value));
-        for (name, bytes) in headers {
-            part = Part::of(HEADER);
-            part.is.header = NamedBytes {
+        self.parts.extend([
+            Part { kind: RKT, is: Value { handle: self.handle } },
+            Part { kind: PARTITION, is: Value { i32: record.partition } },
+            Part { kind: MSGFLAGS, is: Value { int: COPY } },
+            Part { kind: TIMESTAMP, is: Value { i64: millis } },
+            Part::bytes(KEY, record.key),
+            Part::bytes(VALUE, record.value),
+        ]);
+        self.parts.extend(headers.map(|(name, bytes)| {
+            let header = NamedBytes {
                 name: name.as_ptr(),
                 start: bytes.as_ptr().cast(),
                 len: isize::try_from(bytes.len()).unwrap_or(0),
             };
-            self.parts.push(part);
-        }
+            Part { kind: HEADER, is: Value { header } }
+        }));
         let library = &self.client.library;
         // SAFETY: both handles are valid, each part has the value of its kind, and what they point
         // to is borrowed for the call, which copies it.

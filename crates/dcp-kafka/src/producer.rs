@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::fmt;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use crate::error::{Error, Kind};
 use crate::library::{Client, Library};
@@ -83,6 +83,8 @@ impl Producer {
     ) -> Result<(), Error> {
         let mut topic = self.0.topic(&as_c("topic", topic)?)?;
         let (mut text, mut ends) = (String::new(), Vec::new());
+        // Else librdkafka reads the clock for each record.
+        let mut now = unix_millis();
         for row in 0..records.len() {
             let record = records.get(row, partitions);
             records.headers(row, &mut text, &mut ends);
@@ -94,8 +96,7 @@ impl Producer {
                     start = *end;
                     Some((records.header(*place)?, value))
                 });
-                let sent = topic.produce(record.partition, record.key, record.value, headers);
-                match sent {
+                match topic.produce(&record, now, headers) {
                     Ok(()) => break,
                     Err(error) if error.name != "_QUEUE_FULL" => return Err(error),
                     Err(error) => {
@@ -104,6 +105,7 @@ impl Producer {
                             return Err(Error { kind: Kind::Timeout, ..error });
                         }
                         self.0.poll(TURN);
+                        now = unix_millis();
                     }
                 }
             }
@@ -116,6 +118,12 @@ impl fmt::Debug for Producer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer").finish_non_exhaustive()
     }
+}
+
+/// The time of records. 0 has librdkafka read the clock.
+fn unix_millis() -> i64 {
+    let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(time.as_millis()).unwrap_or(0)
 }
 
 /// Calls again what may succeed later.

@@ -9,25 +9,29 @@ use crate::partition::murmur2;
 #[derive(Clone, Copy, Debug)]
 pub struct Column<'a> {
     offsets: &'a [i32],
+    first: usize,
     data: &'a [u8],
     /// 1 for each that is null; empty if none is.
     nulls: &'a [u8],
 }
 
 impl<'a> Column<'a> {
-    /// A column by the offsets of its values, one more than values, in `data`.
+    /// A column by the offsets of its values, one more than values, and their bytes, of which the
+    /// first is at the first offset.
     ///
     /// # Errors
     ///
-    /// The offsets do not ascend, or are not within the data, or there are not as many nulls.
+    /// The offsets do not ascend, or go beyond the bytes, or there are not as many nulls.
     pub fn new(offsets: &'a [i32], data: &'a [u8], nulls: &'a [u8]) -> Result<Self, Error> {
-        let ascend = offsets.first().is_some_and(|first| *first >= 0) && offsets.is_sorted();
+        let first = offsets.first().and_then(|first| usize::try_from(*first).ok());
         let end = offsets.last().and_then(|end| usize::try_from(*end).ok());
-        let is_within = end.is_some_and(|end| end <= data.len());
-        if !ascend || !is_within || !(nulls.is_empty() || nulls.len() + 1 == offsets.len()) {
-            return Err(invalid("the offsets are not within the bytes"));
+        let invalid = || invalid("the offsets are not within the bytes");
+        let (first, end) = first.zip(end).ok_or_else(invalid)?;
+        let is_within = offsets.is_sorted() && end - first <= data.len();
+        if !is_within || !(nulls.is_empty() || nulls.len() + 1 == offsets.len()) {
+            return Err(invalid());
         }
-        Ok(Self { offsets, data, nulls })
+        Ok(Self { offsets, first, data, nulls })
     }
 
     fn len(&self) -> usize {
@@ -40,7 +44,7 @@ impl<'a> Column<'a> {
         }
         let start = usize::try_from(*self.offsets.get(row)?).ok()?;
         let end = usize::try_from(*self.offsets.get(row + 1)?).ok()?;
-        self.data.get(start..end)
+        self.data.get(start.checked_sub(self.first)?..end.checked_sub(self.first)?)
     }
 }
 
@@ -198,7 +202,10 @@ mod tests {
     fn columns_are_checked_before_they_are_read() {
         assert!(Column::new(&[0, 3], b"abc", &[]).is_ok());
         assert!(Column::new(&[0, 4], b"abc", &[]).is_err());
+        assert!(Column::new(&[4, 7], b"abc", &[]).is_ok());
+        assert!(Column::new(&[4, 8], b"abc", &[]).is_err());
         assert!(Column::new(&[2, 1], b"abc", &[]).is_err());
+        assert!(Column::new(&[2, 1, 2], b"abc", &[]).is_err());
         assert!(Column::new(&[-1, 1], b"abc", &[]).is_err());
         assert!(Column::new(&[], b"", &[]).is_err());
         assert!(Column::new(&[0, 1, 2], b"abc", &[0]).is_err());
@@ -212,7 +219,8 @@ mod tests {
 
     #[test]
     fn a_record_has_its_headers_and_a_partition_by_its_key() {
-        let keys = Column::new(&[0, 2, 4], b"2121", &[]).unwrap();
+        // As those of a slice.
+        let keys = Column::new(&[6, 8, 10], b"2121", &[]).unwrap();
         let values = Column::new(&[0, 1, 1], b"v", &[0, 1]).unwrap();
         let headers = vec![
             Header::new("seqno", &[7, -3], vec![]).unwrap(),

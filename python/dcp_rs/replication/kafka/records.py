@@ -113,16 +113,16 @@ class Records:
 
 
 def _bytes(column: pa.Array | pa.ChunkedArray) -> tuple[memoryview, memoryview, memoryview]:
-    column = as_array(column)
+    if isinstance(column, pa.ChunkedArray):
+        column = column.chunk(0) if column.num_chunks == 1 else as_array(column)
     _, offsets, data = column.buffers()
+    # A slice shares the buffers of all rows.
+    ends = view_of(offsets).cast("i")[column.offset : column.offset + len(column) + 1]
+    own = view_of(data)[ends[0] : ends[-1]] if ends else memoryview(b"")
+    if not column.null_count:
+        return ends, own, memoryview(b"")
     nulls = as_array(column.is_null().cast(pa.uint8()))
-    ends = view_of(offsets).cast("i")[: len(column) + 1]
-    return (
-        ends,
-        # A slice shares the bytes of all rows, which the producer would copy.
-        view_of(data)[: ends[-1] if ends else 0],
-        view_of(nulls.buffers()[1])[: len(column)],
-    )
+    return ends, own, view_of(nulls.buffers()[1])[: len(column)]
 
 
 def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Settings) -> Records:
