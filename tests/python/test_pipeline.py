@@ -403,6 +403,87 @@ def test_check_finds_that_a_table_is_that_of_another_bucket(file, tmp_path, caps
             assert re.search(told, capsys.readouterr().err)
 
 
+@pytest.mark.parametrize("tables", ["", "tables = 'collection'"])
+@pytest.mark.parametrize(
+    ("target", "before", "after", "told"),
+    [
+        ("duckdb", "", "mode = 'log'", "mode of .*: the target is a table, not a log"),
+        (
+            "delta",
+            "document_schema = 'n BIGINT, m BIGINT'",
+            "document_schema = 'n BIGINT'",
+            "document_schema of .*: lacks m, which the table has",
+        ),
+        (
+            "delta",
+            "document_schema = 'n BIGINT'\nmode = 'log'",
+            "document_schema = 'n BIGINT'\nmode = 'log'\ndrop_fields = ['name']",
+            "hash_fields of .*: the log was written with other fields masked",
+        ),
+        ("duckdb", "deletes = 'mark'", "", "deletes of .*: the table has _deleted_at"),
+        (
+            "duckdb",
+            "document_schema = 'infer'\nnested = 'columns'",
+            "document_schema = 'infer'\nnested = 'json'",
+            "nested of .*: the table was made with columns",
+        ),
+    ],
+)
+def test_check_finds_what_run_would_refuse_of_a_table(  # noqa: PLR0917 - fixtures and cases
+    file, tmp_path, capsys, tables, target, before, after, told
+):
+    where = f"target = '{target}://{tmp_path}/lake'\n{tables}"
+    assert run("run", file(f"{where}\n{before}", but=_OF_LAKE), "--once") == 0
+    assert checked(capsys, file(f"{where}\n{before}", but=_OF_LAKE))[0] == 0
+    path = file(f"{where}\n{after}", but=_OF_LAKE)
+    for command in ("check", "run"):
+        assert run(command, path) == 1
+        assert re.search(told, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("tables", ["", "tables = 'collection'"])
+def test_check_says_which_tables_would_be_loaded_anew(file, capsys, tmp_path, tables):
+    where = f"target = 'duckdb://{tmp_path}/lake'\n{tables}"
+    path = file(f"{where}\ndocument_schema = 'n BIGINT'", but=_OF_LAKE)
+    assert run("run", path, "--once") == 0
+    capsys.readouterr()
+    path = file(f"{where}\ndocument_schema = 'n BIGINT, m BIGINT'", but=_OF_LAKE)
+    status, found = checked(capsys, path)
+    names = ["the table"]
+    if tables:
+        names = ["_default___default", "inventory__airline", "inventory__hotel"]
+    whole = [f"{name} would be loaded anew: documents have new columns: m" for name in names]
+    assert (status, found[-1]["status"]) == (0, "ok")
+    assert found[-1]["detail"].split("; ")[1:] == whole
+    assert run("run", path, "--once") == 0
+    assert "anew" not in checked(capsys, path)[1][-1]["detail"]
+    if tables:
+        # Nothing goes on with the table of a collection that is no longer chosen.
+        less = "--collections=inventory.airline"
+        path = file(f"{where}\ndocument_schema = 'n BIGINT'", but=_OF_LAKE)
+        assert run("check", path, less) == 1
+        assert "document_schema of pipeline.toml: lacks m" in capsys.readouterr().err
+        path = file(f"{where}\ndocument_schema = 'k BIGINT, n BIGINT, m BIGINT'", but=_OF_LAKE)
+        detail = checked(capsys, path, less)[1][-1]["detail"]
+        assert detail.split("; ")[1:] == [whole[1].replace(": m", ": k")]
+
+
+def test_check_shows_few_of_many_tables(file, capsys, tmp_path, cluster):
+    cluster.create_scope("many")
+    for number in range(9):
+        cluster.create_collection(f"many.c{number}")
+        cluster.upsert("key", {}, collection=f"many.c{number}")
+    where = f"target = 'duckdb://{tmp_path}/lake'\ntables = 'collection'\ncollections = ['many.*']"
+    assert run("run", file(f"{where}\ndocument_schema = 'n BIGINT'", but=_OF_LAKE), "--once") == 0
+    path = file(f"{where}\ndocument_schema = 'm BIGINT, n BIGINT'", but=_OF_LAKE)
+    capsys.readouterr()
+    detail = checked(capsys, path)[1][-1]["detail"]
+    assert [each.split()[0] for each in detail.split("; ")[1:]] == [
+        *(f"many__c{number}" for number in range(5)), "4"
+    ]  # fmt: skip
+    assert detail.endswith("; 4 more tables would be")
+
+
 def test_check_finds_a_port_in_use(file, capsys):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

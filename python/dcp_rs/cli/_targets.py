@@ -17,11 +17,15 @@ from dcp_rs.replication.sharing import split_key, take_share
 from dcp_rs.replication.target import Address
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from dcp_rs.client import Client
     from dcp_rs.replication.sharing import BucketShare
     from dcp_rs.replication.state import State
+
+
+# How many tables are named.
+_SHOWN = 5
 
 
 class _Found(NamedTuple):
@@ -44,7 +48,8 @@ def look(client: Client, options: Mapping[str, Any]) -> str:
         options: Arguments of `dcp_rs.replicate` that are given.
 
     Raises:
-        ConfigError: An option is wrong, or the target cannot do what is asked of it.
+        ConfigError: An option is wrong, or the target cannot do what is asked of it, or has tables
+            that cannot be gone on with.
         CheckpointError: It is written by another number of shares.
         DcpError: Nothing can be written there.
         ImportError: The target's library is not installed.
@@ -55,8 +60,6 @@ def look(client: Client, options: Mapping[str, Any]) -> str:
     from dcp_rs.replication.preparing import prepare
 
     tables, settings = prepare(given | {"client": client})
-    # This has opened no table.
-    tables.close()
     share = settings.share
     address = replace(
         Address.parse(given["target"]), storage_options=given["storage_options"] or {}
@@ -66,45 +69,41 @@ def look(client: Client, options: Mapping[str, Any]) -> str:
         "ducklake": _ducklake,
         "postgresql": _postgres,
     }
-    if address.scheme in kinds:
-        found = kinds[address.scheme](address)
-    elif address.host or address.storage:
-        return "not looked at: only its name is known to be right"
-    else:
-        found = _folder(Path(address.path))
-    if not found.is_new:
-        for state in _states(address, given, share):
-            state.check_bucket(client.bucket_name)
-    if share is None:
-        return found.text
-    own = share.vbuckets
-    return f"{found.text}; share {share} has the vBuckets {own.start} to {own.stop - 1}"
+    # No table is opened.
+    with contextlib.closing(tables):
+        if address.scheme in kinds:
+            found = kinds[address.scheme](address)
+        elif address.host or address.storage:
+            return "not looked at: only its name is known to be right"
+        else:
+            found = _folder(Path(address.path))
+        anew = {} if found.is_new else tables.check(_states(address, given, share), client)
+    parts = [found.text]
+    parts += [f"{name} would be loaded anew: {why}" for name, why in [*anew.items()][:_SHOWN]]
+    if len(anew) > _SHOWN:
+        parts.append(f"{_tables(len(anew) - _SHOWN, 'more ')} would be")
+    if share is not None:
+        own = share.vbuckets
+        parts.append(f"share {share} has the vBuckets {own.start} to {own.stop - 1}")
+    return "; ".join(parts)
 
 
 def _states(
     address: Address, given: Mapping[str, Any], share: BucketShare | None
-) -> Iterator[State]:
-    """Yields the states of the tables that a replication would go on with."""
+) -> dict[str, State]:
+    """Returns the states of tables by their names."""
     url = given["target"]
-    tables = template_of(url, given["tables"]) or given["tables"]
-    if tables is None:
+    if (template_of(url, given["tables"]) or given["tables"]) is None:
         target: Any = open_target(url, given["storage_options"])
         take_share(target, share)
         state = target.stored()
-        if state is not None:
-            yield state
-        return
+        return {} if state is None else {"the table": state}
     from dcp_rs.replication.comparing import CONTENTS, contents_of
-    from dcp_rs.replication.names import TableNames
 
     if address.scheme not in CONTENTS:
-        return
-    names = TableNames.of(tables)
+        return {}
     with contextlib.closing(contents_of(address)) as contents:
-        for key, state in contents.states().items():
-            called = None if state.collection is None else names.table(state.collection)
-            if called is not None and called.lower() == split_key(key)[0].lower():
-                yield state
+        return {split_key(key)[0]: state for key, state in contents.states().items()}
 
 
 def _duckdb(address: Address) -> _Found:
@@ -183,5 +182,5 @@ def _check_writable(path: Path) -> None:
         raise DcpError(f"{path} cannot be written: change its rights, or run as its owner")
 
 
-def _tables(count: int) -> str:
-    return f"{count} table{'s' * (count != 1)}"
+def _tables(count: int, kind: str = "") -> str:
+    return f"{count} {kind}table{'s' * (count != 1)}"

@@ -142,33 +142,58 @@ class Table:
         self._first = reducing.FirstSnapshots(is_possible=False)
         self._ahead, self._former, self._replaced = {}, (), []
         found = self.target.open(self._layout.schema, self._mode)
-        # Those of this package have checked it before they changed anything.
-        check_use(found, self._layout.schema, self._mode)
-        if found is not None and found.collection != self.collection:
-            others = "all that it reads" if found.collection is None else found.collection
-            raise ConfigError(
-                f"the table is that of another replication, which writes {others} to it: choose"
-                " another, or drop it",
-                option="tables" if self.collection else "target",
-            )
+        self._check(found)
         if found is not None:
-            found.check_bucket(self._bucket)
             # Releases up to 0.2 did not store it.
             found = replace(found, bucket=self._bucket)
-        if found is not None and found.share is not None and self._share is not None:
-            found.share.check_bucket(self._share.num_vbuckets)
-        if found is not None and found.mode != "table" and found.masks != self._layout.masks:
-            raise ConfigError(
-                f"the {found.mode} was written with other fields masked, or with another hash_key,"
-                f" and keeps what it has: give the same, or replicate to a new {found.mode}",
-                option=("drop_fields", "hash_fields"),
-            )
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
         self._expected = self._layout.schema
         self.state = found
         self.position = self.reached = None if found is None else found.checkpoint
+
+    def check(self, found: State, bucket_uuid: str, collection_id: int | None = None) -> str | None:
+        """Checks a state that the target has, without opening it.
+
+        Args:
+            found: The state.
+            bucket_uuid: As for `why_anew`.
+            collection_id: As for `why_anew`.
+
+        Returns:
+            Why the table would be loaded anew; `None` if it would not.
+
+        Raises:
+            ConfigError: `open` would refuse it.
+        """
+        if self._schema is not None and self._schema.contract.is_own:
+            self._schema.restore(found)
+        self._check(found)
+        self.state = found
+        return self.why_anew(bucket_uuid, collection_id)
+
+    def _check(self, found: State | None) -> None:
+        # Targets of this package have checked it before they changed anything.
+        check_use(found, self._layout.schema, self._mode)
+        if found is None:
+            return
+        if found.collection != self.collection:
+            others = "all that it reads" if found.collection is None else found.collection
+            raise ConfigError(
+                f"the table is that of another replication, which writes {others} to it: choose"
+                " another, or drop it",
+                option="tables" if self.collection else "target",
+            )
+        found.check_bucket(self._bucket)
+        if found.share is not None and self._share is not None:
+            found.share.check_bucket(self._share.num_vbuckets)
+        if found.mode != "table" and found.masks != self._layout.masks:
+            raise ConfigError(
+                f"the {found.mode} was written with other fields masked, or with another hash_key,"
+                f" and keeps what it has: give the same, or replicate to a new {found.mode}",
+                option=("drop_fields", "hash_fields"),
+            )
 
     def read_again(self, vbuckets: Iterable[int] | None) -> None:
         """Has vBuckets read again from the beginning; `None` for all. Their rows stay until then.

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from dcp_rs.replication.group import Buffer
     from dcp_rs.replication.names import TableNames
     from dcp_rs.replication.schemas import OwnSchema
+    from dcp_rs.replication.state import State
     from dcp_rs.replication.table import Step, Table
     from dcp_rs.replication.target import Database, Target
     from dcp_rs.stream import ChangeStream
@@ -64,6 +65,20 @@ class Tables(Protocol):
     """Whether there is one table, whose position is committed even if it has no changes."""
     commits_when_idle: bool
     """Whether a commit of few rows is cheap."""
+
+    def check(self, states: Mapping[str, State], client: Client) -> dict[str, str]:
+        """Checks the states that a target has, without opening it.
+
+        Args:
+            states: By the names of their tables.
+            client: Client of the bucket.
+
+        Returns:
+            Why tables would be loaded anew, by their names.
+
+        Raises:
+            ConfigError: The tables cannot be gone on with.
+        """
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """Opens the tables, grouped by the stream that each needs.
@@ -154,6 +169,13 @@ class OneTable:
         self._target = target
         self.commits_when_idle = getattr(target, "commits_when_idle", False)
         self._collections = collections
+
+    def check(self, states: Mapping[str, State], client: Client) -> dict[str, str]:
+        """See `Tables`."""
+        found = {
+            name: self._table.check(state, client.bucket_uuid) for name, state in states.items()
+        }
+        return {name: why for name, why in found.items() if why is not None}
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """See `Tables`."""
@@ -295,6 +317,23 @@ class TablePerCollection:
         self._taken: dict[str, str] = {}
         self._called: dict[str, str] = {}
         self._opened: dict[str, Table] = {}
+
+    def check(self, states: Mapping[str, State], client: Client) -> dict[str, str]:
+        """See `Tables`."""
+        self._look(client, is_first=True)
+        found: dict[str, str] = {}
+        for name, state in states.items():
+            collection = state.collection
+            if collection is None or not self._is_chosen(collection):
+                continue
+            called = self._names.table(collection)
+            if called is None or called.lower() != name.lower():
+                continue
+            table = self._make(self._database.target(called), collection)
+            why = table.check(state, client.bucket_uuid, self._ids.get(collection))
+            if why is not None:
+                found[called] = why
+        return found
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
         """See `Tables`."""
