@@ -125,8 +125,9 @@ sdk-table: .installed-test ## Try each call of the Python and Go SDKs; writes th
 event-table: .installed-test ## Write the table of docs/reference/events.md from the code
 	@$(PY) scripts/event_table.py
 
-option-tables: .installed-test ## Write the tables of docs/reference/options.md from the code
+option-tables: .installed-test ## Write the tables of docs/reference/options.md and options-of-others.md
 	@$(PY) scripts/option_tables.py
+	@$(PY) scripts/options_of_others.py
 
 server-tables: .rust ## Write the tables of docs/reference/servers.md from those in the code
 	@DCP_SERVER_TABLES=1 $(CARGO) test -p dcp-consumer --test integration --locked --quiet server_page
