@@ -1,11 +1,13 @@
 """Measures a micro-batch of a few changes, compared with a source that already has its row.
 
 `make bench-reading` runs it. Both have as many tasks per batch as the job says; the sink discards
-the rows.
+the rows. Documents are written once, or the same ones again and again: then each batch ends at a
+version that has been replaced, and its tasks wait until the newer one is on disk.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -13,6 +15,7 @@ import sys
 import tempfile
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +28,6 @@ import dcp_rs.spark
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from contextlib import AbstractContextManager
 
     from pyspark.sql import DataFrame
 
@@ -53,30 +55,25 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
     return [told[batch] for batch in sorted(told)[WARM:]]
 
 
+@contextmanager
 def writing(
-    producer: dcp_rs.testing.EmbeddedCluster, keys: list[str]
-) -> AbstractContextManager[None]:
-    """Writes each of the keys about every two milliseconds in the meantime."""
-    from contextlib import contextmanager
+    producer: dcp_rs.testing.EmbeddedCluster, keys: Iterator[str], count: int
+) -> Iterator[None]:
+    """Writes so many documents every 50 milliseconds in the meantime."""
+    stop = threading.Event()
 
-    @contextmanager
-    def run() -> Iterator[None]:
-        stop = threading.Event()
+    def write() -> None:
+        while not stop.wait(0.05):
+            for key in itertools.islice(keys, count):
+                producer.upsert(key, "{}")
 
-        def write() -> None:
-            while not stop.wait(0.002):
-                for key in keys:
-                    producer.upsert(key, "{}")
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            writer.join()
-
-    return run()
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        writer.join()
 
 
 def main() -> None:
@@ -95,10 +92,10 @@ def main() -> None:
             "password": "password",
             "bucket": "default",
         }
-        # One key is in one vBucket, so there is one task; many keys are in the vBuckets of all
-        # tasks.
-        tasks = job["tasks"]
-        keys = [f"key-{number}" for number in range(1 if tasks == 1 else 8 * tasks)]
+        # Enough that each task has some.
+        tasks, count = job["tasks"], 8 * job["tasks"]
+        numbers = itertools.cycle(range(count)) if job["again"] else itertools.count()
+        keys = (f"key-{number}" for number in numbers)
         producer.upsert("key", "{}")
         schema = dcp_rs.spark.schema(options)
         path = str(Path(folder, "batch.arrow"))
@@ -111,7 +108,7 @@ def main() -> None:
             at = f"{folder}/{round_number}"
             held = {"batch": path, "tasks": str(tasks)}
             cached = spark.readStream.format("cached").options(**held).schema(schema).load()
-            with writing(producer, keys):
+            with writing(producer, keys, count):
                 figures["cached"] += durations(cached, f"{at}-cached")
                 options["numPartitions"] = str(tasks)
                 read = spark.readStream.format("couchbase.dcp").options(**options).load()
@@ -129,6 +126,7 @@ def main() -> None:
         told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
         of_cached = "" if name == "cached" else f"{ratio:.0%}"
         shape = f"{job['vbuckets']} vBuckets, {job['tasks']} task{'s' * (job['tasks'] > 1)}"
+        shape += ", the same documents" * job["again"]
         print(f"| {name}, {shape} | {told} | {of_cached} |")
 
 

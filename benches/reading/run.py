@@ -446,8 +446,9 @@ def micro_batches(rounds: int) -> list[str]:
         "| a micro-batch of a few rows | all | `latestOffset` | planning | tasks | of cached |",
         "|---|---|---|---|---|---|",
     ]
-    for vbuckets, tasks in ((64, 1), (64, 4), (64, 8), (1024, 1), (1024, 8)):
-        job = {"vbuckets": vbuckets, "tasks": tasks, "rounds": rounds}
+    shapes = [(64, 1, False), (64, 4, False), (64, 8, False), (1024, 1, False), (1024, 8, False)]
+    for vbuckets, tasks, again in (*shapes, (64, 8, True)):
+        job = {"vbuckets": vbuckets, "tasks": tasks, "again": again, "rounds": rounds}
         lines += in_spark("in_batches.py", job)
     return [*lines, ""]
 
