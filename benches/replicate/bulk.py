@@ -14,8 +14,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    Bulk = Callable[[pa.Table, Path, str | None], float]
+    Bulk = Callable[[pa.Table, str, Path, str | None], float]
     Merge = Callable[[pa.Table], float]
+
+# A document is told by its collection and key, by which tables of a database are unique.
+_KEY = "collection_id, key"
 
 
 def rows_of(job: dict[str, Any]) -> pa.Table:
@@ -34,13 +37,17 @@ def _timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def _into_duckdb(rows: pa.Table, folder: Path, _: str | None) -> float:
+def _into_duckdb(rows: pa.Table, mode: str, folder: Path, _: str | None) -> float:
     import duckdb
 
     def load() -> None:
         with duckdb.connect(str(folder / "bulk.duckdb")) as database:
             database.register("rows", rows)
-            database.execute("CREATE TABLE bulk AS SELECT * FROM rows")
+            query = "SELECT * REPLACE (value::JSON AS value) FROM rows"
+            database.execute(f"CREATE TABLE bulk AS {query} LIMIT 0")
+            if mode == "table":
+                database.execute(f"ALTER TABLE bulk ADD PRIMARY KEY ({_KEY})")
+            database.execute(f"INSERT INTO bulk {query}")
 
     return _timed(load)
 
@@ -53,7 +60,7 @@ def _lake(folder: Path, name: str) -> Any:
     return Lake(Address.parse(f"ducklake+sqlite:///{folder}/{name}.db")).connect()
 
 
-def _into_ducklake(rows: pa.Table, folder: Path, _: str | None) -> float:
+def _into_ducklake(rows: pa.Table, _mode: str, folder: Path, _: str | None) -> float:
     def load() -> None:
         with _lake(folder, "bulk") as lake:
             lake.register("rows", rows)
@@ -62,31 +69,35 @@ def _into_ducklake(rows: pa.Table, folder: Path, _: str | None) -> float:
     return _timed(load)
 
 
-def _into_postgres(rows: pa.Table, folder: Path, uri: str | None) -> float:
+def _into_postgres(rows: pa.Table, mode: str, folder: Path, uri: str | None) -> float:
     import adbc_driver_postgresql.dbapi as adbc
 
     def load() -> None:
         with adbc.connect(str(uri)) as connection:
             with connection.cursor() as cursor:
-                cursor.adbc_ingest(f"bulk_{folder.name[-8:].lower()}", rows, mode="replace")
+                name = f"bulk_{folder.name[-8:].lower()}"
+                cursor.adbc_ingest(name, rows.slice(0, 0), mode="replace")
+                if mode == "table":
+                    cursor.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({_KEY})")
+                cursor.adbc_ingest(name, rows, mode="append")
             connection.commit()
 
     return _timed(load)
 
 
-def _into_delta(rows: pa.Table, folder: Path, _: str | None) -> float:
+def _into_delta(rows: pa.Table, _mode: str, folder: Path, _: str | None) -> float:
     import deltalake
 
     return _timed(lambda: deltalake.write_deltalake(str(folder / "bulk"), rows))
 
 
-def _into_parquet(rows: pa.Table, folder: Path, _: str | None) -> float:
+def _into_parquet(rows: pa.Table, _mode: str, folder: Path, _: str | None) -> float:
     import pyarrow.parquet as pq
 
     return _timed(lambda: pq.write_table(rows, folder / "bulk.parquet", compression="zstd"))
 
 
-def _into_iceberg(rows: pa.Table, folder: Path, _: str | None) -> float:
+def _into_iceberg(rows: pa.Table, _mode: str, folder: Path, _: str | None) -> float:
     import pyarrow as pa
     from pyiceberg.catalog.sql import SqlCatalog
 
@@ -109,7 +120,6 @@ BULK: dict[str, Bulk] = {
     "postgres": _into_postgres,
 }
 
-# A document is told by its collection and key.
 _SAME = "old.collection_id = new.collection_id AND old.key = new.key"
 
 
@@ -146,7 +156,7 @@ def _merging_postgres(rows: pa.Table, _: Path, uri: str | None) -> Merge:
     with adbc.connect(str(uri)) as connection:
         with connection.cursor() as cursor:
             cursor.adbc_ingest(name, rows, mode="create")
-            cursor.execute(f"ALTER TABLE {name} ADD PRIMARY KEY (collection_id, key)")
+            cursor.execute(f"ALTER TABLE {name} ADD PRIMARY KEY ({_KEY})")
         connection.commit()
     others = [each for each in rows.column_names if each not in {"collection_id", "key"}]
     sets = ", ".join(f'"{each}" = new."{each}"' for each in others)

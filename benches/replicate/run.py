@@ -76,8 +76,9 @@ def main() -> None:
     head = (
         f"`dcp_rs.replicate` of {options.documents:,} documents of 256 B, in rows a second and in "
         "rows a second of processor time; Kafka's with one header; beside the target's own bulk "
-        f"load and MERGE of Arrow data; medians of {options.runs} runs; {machine}; load "
-        f"{before:.1f} before and {os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
+        f"load and MERGE of Arrow data into a table of the same key; medians of {options.runs} "
+        f"runs; {machine}; load {before:.1f} before and {os.getloadavg()[0]:.1f} after; Python "
+        f"{sys.version.split()[0]}; "
         '`make bench-replicate ARGS="--postgres URI --kafka BROKERS"`.'
     )
     if options.no_write:
@@ -141,9 +142,10 @@ def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str])
                 for name in chosen:
                     with _place(urls[name]) as (url, folder):
                         cost = many.replicated(job, url, name.split("-")[1], {})
-                        bulk = BULK.get(name.split("-")[0])
+                        target, _, mode = name.partition("-")
+                        bulk = BULK.get(target)
                         if bulk is not None and source == "from memory" and run:
-                            spent = bulk(rows, folder, options.postgres)
+                            spent = bulk(rows, mode, folder, options.postgres)
                             own.setdefault(name, []).append(spent)
                     if cost.changes != options.documents:
                         sys.exit(f"{cost.changes} changes came instead of {options.documents}")
