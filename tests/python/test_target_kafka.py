@@ -441,6 +441,25 @@ def test_other_partitions_are_refused(cluster, kafka_broker, topic, admin):
     assert raised.value.option == "target"
 
 
+def test_records_of_another_shape_are_refused(cluster, kafka_broker, topic):
+    cluster.upsert("a", {})
+    replicate(cluster, kafka_broker.url(topic))
+    cluster.upsert("a", {"n": 1})
+    for name, value in (
+        ("key_format", "path"),
+        ("partition_by", "vbucket"),
+        ("value_format", "envelope"),
+    ):
+        with pytest.raises(ConfigError, match=f"written with {name}=.*, not {value}") as raised:
+            replicate(cluster, kafka_broker.url(topic, **{name: value}))
+        assert raised.value.option == "target"
+    replicate(cluster, kafka_broker.url(topic, headers="one"))
+    assert values(kafka_broker, topic) == {b"a": b'{"n":1}'}
+    kafka_broker.remove(topic)
+    replicate(cluster, kafka_broker.url(topic, key_format="path"))
+    assert values(kafka_broker, topic) == {b"_default._default.a": b'{"n":1}'}
+
+
 def test_a_topic_that_was_created_anew_is_loaded_anew(cluster, kafka_broker, topic):
     cluster.upsert("a", {})
     url = kafka_broker.url(topic)

@@ -18,7 +18,7 @@ from dcp_rs.replication.kafka.records import Records
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from dcp_rs.replication.kafka.settings import Settings
 
@@ -40,6 +40,7 @@ class Stored:
         uuid: ID of the topic.
         partitions: How many partitions it had.
         collections: Collections that it has documents of.
+        shape: Options that its records were written with; empty if an older release wrote them.
         state: The state.
     """
 
@@ -47,6 +48,7 @@ class Stored:
     uuid: str
     partitions: int
     collections: tuple[str, ...]
+    shape: Mapping[str, str]
     state: State
 
     def to_json(self) -> str:
@@ -58,6 +60,7 @@ class Stored:
             "topic_id": self.uuid,
             "partitions": self.partitions,
             "collections": self.collections,
+            "shape": self.shape,
         }
         return f'{json.dumps(head)[:-1]}, "state": {self.state.to_json()}}}'
 
@@ -78,6 +81,7 @@ class Stored:
                 found["topic_id"],
                 int(found["partitions"]),
                 tuple(found["collections"]),
+                dict(found.get("shape", {})),
             )
         except CheckpointError:
             raise

@@ -121,6 +121,13 @@ class Settings:
         return f"dcp_rs.{self.state}.{self.name or self.topic or 'tables'}"
 
     @property
+    def shape(self) -> dict[str, str]:
+        """The options that all records of a topic share."""
+        return {
+            name: getattr(self, name) for name in ("value_format", "key_format", "partition_by")
+        }
+
+    @property
     def message_bytes(self) -> int:
         """The most bytes of a message."""
         return _number("message.max.bytes", self.config.get("message.max.bytes", _MESSAGE_BYTES))

@@ -133,6 +133,7 @@ class KafkaTarget:
                 " replicate to a new topic",
                 option="target",
             )
+        self._check_shape(stored)
         return stored.state
 
     def _check_name(self, stored: Stored) -> None:
@@ -143,6 +144,16 @@ class KafkaTarget:
                 " give its name, or choose another topic",
                 option="target",
             )
+
+    def _check_shape(self, stored: Stored) -> None:
+        given = self._session.settings.shape
+        for name, value in stored.shape.items():
+            if (own := given.get(name)) != value:
+                raise ConfigError(
+                    f"the topic {self.name} was written with {name}={value}, not {own}, and its"
+                    " older records would stay: give it, or replicate to a new topic",
+                    option="target",
+                )
 
     def _check_empty(self, topic: Topic, *, is_new: bool) -> None:
         """Checks that nobody else has written to a topic without a state."""
@@ -248,7 +259,12 @@ class KafkaTarget:
         """Returns what to store with a state."""
         settings, topic = self._session.settings, self._here
         return Stored(
-            settings.transactional_id, topic.uuid, topic.partitions, self._collections, state
+            settings.transactional_id,
+            topic.uuid,
+            topic.partitions,
+            self._collections,
+            settings.shape,
+            state,
         )
 
     def close(self) -> None:
