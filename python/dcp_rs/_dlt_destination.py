@@ -26,8 +26,8 @@ class Destination:
     table: str
 
     @classmethod
-    def of_resource(cls, name: str, table_format: str | None) -> Destination:
-        """Returns the table of a resource that is being extracted.
+    def of_resource(cls) -> Destination:
+        """Returns the table of the resource that is being extracted.
 
         Raises:
             ConfigError: The destination does not merge, or lacks packages that were extracted.
@@ -35,10 +35,12 @@ class Destination:
         import dlt
 
         pipeline, schema = dlt.current.pipeline(), dlt.current.source_schema()
+        # With what the caller of dlt has set.
+        hints: Any = dlt.current.resource().compute_table_schema()
         # The source's own does not have the columns yet.
         schema = pipeline.schemas.get(schema.name, schema)
-        found = cls(pipeline, schema, schema.naming.normalize_tables_path(name))
-        _check_merges(pipeline.destination, name, table_format)
+        found = cls(pipeline, schema, schema.naming.normalize_tables_path(hints["name"]))
+        _check_merges(pipeline.destination, hints)
         pending = pipeline.list_normalized_load_packages()
         if pending or pipeline.list_extracted_load_packages():
             raise ConfigError(
@@ -146,7 +148,7 @@ def _next(tables: Iterator[pa.Table]) -> pa.Table | None:
         return next(tables, None)
 
 
-def _check_merges(destination: Any, table: str, table_format: str | None) -> None:
+def _check_merges(destination: Any, hints: Mapping[str, Any]) -> None:
     """Checks that a destination replaces rows, which dlt otherwise appends in silence.
 
     Raises:
@@ -154,8 +156,9 @@ def _check_merges(destination: Any, table: str, table_format: str | None) -> Non
     """
     capabilities = destination.capabilities()
     strategies = capabilities.supported_merge_strategies or ()
+    table_format = hints.get("table_format")
     if capabilities.merge_strategies_selector is not None:
-        of_table = {"name": table, "table_format": table_format}
+        of_table = {"name": hints["name"], "table_format": table_format}
         strategies = capabilities.merge_strategies_selector(strategies, table_schema=of_table)
     if {"delete-insert", "upsert"}.isdisjoint(strategies):
         raise ConfigError(

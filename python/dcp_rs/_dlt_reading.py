@@ -49,7 +49,6 @@ class Reading:
     masks: Masks
     persisted_only: bool
     max_seqnos: int | None
-    table_format: str | None
 
     @property
     def has_binary_keys(self) -> bool:
@@ -61,7 +60,7 @@ class Reading:
         import dlt
 
         state = dlt.current.resource_state()
-        destination = Destination.of_resource(dlt.current.resource_name(), self.table_format)
+        destination = Destination.of_resource()
         read_to = destination.high_seqnos()
         identity = self.client.collections(self.collection)[self.collection]
         start = state.get("end") if state.get("collection_id") == identity else None

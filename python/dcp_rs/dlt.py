@@ -93,9 +93,7 @@ def source(
             continue
         options = names.options.get(names.pattern(collection) or "", {})
         engine_options({"batch": None, "document_schema": options.get("document_schema")})
-        reading = Reading(
-            client, collection, options, masks, persisted_only, max_seqnos, table_format
-        )
+        reading = Reading(client, collection, options, masks, persisted_only, max_seqnos)
         other = found.setdefault(table, reading)
         if other is not reading:
             raise _shared(collection, other.collection, table)

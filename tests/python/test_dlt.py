@@ -205,6 +205,20 @@ def test_a_new_column_is_decided_by_the_schema_contract(tmp_path):
         assert rows == [("a", 1, "x")]
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_dlt_is_told_to_name_otherwise_follows_the_bucket(tmp_path, kind):
+    pipeline = pipeline_of(tmp_path, kind)
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster, cluster.connect() as client:
+        for key in ("a", "b"):
+            cluster.upsert(key, {"n": 1})
+        cluster.persist()
+        pipeline.run(source_of(client, kind), table_name="Other")
+        cluster.remove("a")
+        cluster.persist()
+        pipeline.run(source_of(client, kind), table_name="Other")
+        assert documents(pipeline, kind, "other") == {"b": {"n": 1}}
+
+
 def test_wrong_options_and_destinations_are_refused(tmp_path):
     with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster, cluster.connect() as client:
         cluster.upsert("a", {"n": 1})
