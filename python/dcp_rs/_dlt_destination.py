@@ -30,7 +30,7 @@ class Destination:
         """Returns the table of the resource that is being extracted.
 
         Raises:
-            ConfigError: The destination does not merge, or lacks packages that were extracted.
+            ConfigError: It is not merged into, or lacks packages that were extracted.
         """
         import dlt
 
@@ -149,11 +149,17 @@ def _next(tables: Iterator[pa.Table]) -> pa.Table | None:
 
 
 def _check_merges(destination: Any, hints: Mapping[str, Any]) -> None:
-    """Checks that a destination replaces rows, which dlt otherwise appends in silence.
+    """Checks that rows are replaced, which are otherwise appended in silence.
 
     Raises:
-        ConfigError: It does not.
+        ConfigError: They are not.
     """
+    disposition = hints.get("write_disposition")
+    if disposition != "merge":
+        raise ConfigError(
+            f"is {disposition}, and deletions and changes need merge: leave it out",
+            option="write_disposition",
+        )
     capabilities = destination.capabilities()
     strategies = capabilities.supported_merge_strategies or ()
     table_format = hints.get("table_format")

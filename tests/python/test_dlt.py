@@ -226,6 +226,11 @@ def test_wrong_options_and_destinations_are_refused(tmp_path):
         with pytest.raises(PipelineStepFailed, match='pass table_format="delta"') as raised:
             pipeline_of(tmp_path, "files").run(dcp_rs.dlt.source(client))
         assert isinstance(raised.value.exception.__cause__, ConfigError)
+        for disposition in ("append", "replace"):
+            with pytest.raises(PipelineStepFailed, match=f"write_disposition: is {disposition}"):
+                pipeline_of(tmp_path / disposition, "duckdb").run(
+                    dcp_rs.dlt.source(client), write_disposition=disposition
+                )
         with pytest.raises(ConfigError, match="on_error, which dlt decides"):
             dcp_rs.dlt.source(client, tables={"*.*": {"on_error": "fail"}})
         with pytest.raises(ConfigError, match="max_seqnos"):
