@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _ROWS = 50_000
+# What a type of dlt is, beside its name; of others, destinations decide.
+_PARTS = {"bigint": ("precision",), "decimal": ("precision", "scale")}
 
 
 @dataclass(frozen=True)
@@ -26,21 +28,26 @@ class Destination:
     table: str
 
     @classmethod
-    def of_resource(cls) -> Destination:
+    def of_resource(cls, rows: pa.Schema) -> Destination:
         """Returns the table of the resource that is being extracted.
 
+        Args:
+            rows: Columns of the rows to load.
+
         Raises:
-            ConfigError: It is not merged into, or lacks packages that were extracted.
+            ConfigError: It is not merged into, has columns of other types, or lacks packages that
+                were extracted.
         """
         import dlt
 
         pipeline, schema = dlt.current.pipeline(), dlt.current.source_schema()
         # With what the caller of dlt has set.
         hints: Any = dlt.current.resource().compute_table_schema()
-        # The source's own does not have the columns yet.
-        schema = pipeline.schemas.get(schema.name, schema)
-        found = cls(pipeline, schema, schema.naming.normalize_tables_path(hints["name"]))
+        table = schema.naming.normalize_tables_path(hints["name"])
         _check_merges(pipeline.destination, hints)
+        _check_types(schema, table, rows, hints)
+        # The source's own does not have the columns yet.
+        found = cls(pipeline, pipeline.schemas.get(schema.name, schema), table)
         pending = pipeline.list_normalized_load_packages()
         if pending or pipeline.list_extracted_load_packages():
             raise ConfigError(
@@ -139,6 +146,30 @@ class Destination:
                 while (table := _next(tables)) is not None:
                     # Some databases return names in capitals.
                     yield table.rename_columns(columns)
+
+
+def _check_types(schema: Any, table: str, rows: pa.Schema, hints: Mapping[str, Any]) -> None:
+    """Checks that the columns of a table are those of rows, which dlt would cast to them.
+
+    Raises:
+        ConfigError: They are not.
+    """
+    from dlt.common.libs.pyarrow import py_arrow_to_table_schema_columns
+
+    # Without a table that dlt is told to drop.
+    stored: Mapping[str, Any] = schema.tables.get(table, {}).get("columns", {})
+    # Databases have JSON for what formats of files have types for.
+    parts = {**_PARTS, "json": ("x-nested-type",)} if hints.get("table_format") else _PARTS
+    for name, column in py_arrow_to_table_schema_columns(rows).items():
+        known = stored.get(schema.naming.normalize_identifier(name), {})
+        own = {**column, **hints["columns"].get(name, {})}
+        both = ("data_type", *parts.get(own["data_type"], ()))
+        if "data_type" in known and any(known.get(each) != own.get(each) for each in both):
+            raise ConfigError(
+                f"has {name} of another type than the table {table}, to which dlt would cast it:"
+                ' run with refresh="drop_resources"',
+                option="document_schema",
+            )
 
 
 def _next(tables: Iterator[pa.Table]) -> pa.Table | None:

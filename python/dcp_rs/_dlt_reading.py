@@ -60,7 +60,7 @@ class Reading:
         import dlt
 
         state = dlt.current.resource_state()
-        destination = Destination.of_resource()
+        destination = Destination.of_resource(self._schema())
         read_to = destination.high_seqnos()
         identity = self.client.collections(self.collection)[self.collection]
         start = state.get("end") if state.get("collection_id") == identity else None

@@ -206,6 +206,31 @@ def test_a_new_column_is_decided_by_the_schema_contract(tmp_path):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_a_column_of_another_type_is_not_cast_in_silence(tmp_path, kind):
+    pipeline = pipeline_of(tmp_path, kind)
+    changes = {
+        "BIGINT": "DOUBLE",
+        "INT": "BIGINT",
+        "DECIMAL(10,2)": "DECIMAL(18,4)",
+        "DOUBLE": "STRING",
+        "ARRAY<BIGINT>": "ARRAY<DOUBLE>" if kind == "delta" else "STRING",
+    }
+    with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster, cluster.connect() as client:
+        cluster.upsert("a", {"n": 1})
+        cluster.persist()
+
+        def run(schema, **options):
+            tables = {"*.*": {"document_schema": f"n {schema}"}}
+            pipeline.run(source_of(client, kind, tables=tables), **options)
+
+        for before, after in changes.items():
+            run(before, refresh="drop_resources")
+            run(before)
+            with pytest.raises(PipelineStepFailed, match="has n of another type than the table"):
+                run(after)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_table_that_dlt_is_told_to_name_otherwise_follows_the_bucket(tmp_path, kind):
     pipeline = pipeline_of(tmp_path, kind)
     with dcp_rs.testing.EmbeddedCluster(vbuckets=4) as cluster, cluster.connect() as client:
