@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 # No bucket has more vBuckets.
 _LAST = 1023
 _UUID = re.compile("[0-9a-f]{32}")
-_GO_DCP_KEY = re.compile(r"_connector:cbgo:.*:checkpoint:(\d{1,5})")
+_GO_DCP_KEY = re.compile(r"_connector:cbgo:(.*):checkpoint:(\d{1,5})")
 
 
 class _Position(NamedTuple):
@@ -139,7 +139,7 @@ def _of_go_dcp(text: str) -> tuple[dict[int, _Position], str]:
     for name, document in _documents_of_go_dcp(text):
         vbucket = _vbucket(name)
         if vbucket in positions:
-            raise _damaged(f"vBucket {vbucket} has two positions: are they of two groups?")
+            raise _damaged(f"vBucket {vbucket} has two positions")
         uuid = _member(document, "bucketUuid", vbucket)
         if not isinstance(uuid, str) or _UUID.fullmatch(uuid) is None:
             raise _damaged(f"bucketUuid of vBucket {vbucket} is not 32 hexadecimal digits")
@@ -170,11 +170,15 @@ def _documents_of_go_dcp(text: str) -> Iterator[tuple[str, object]]:
     if isinstance(found, dict) and not {"id", "cbgo"} <= found.keys():
         yield from found.items()
         return
+    groups = set()
     for each in found if isinstance(found, list) else [found]:
         name = _GO_DCP_KEY.fullmatch(str(each.get("id"))) if isinstance(each, dict) else None
         if name is None or "cbgo" not in each:
             raise _damaged("an object has no id of a checkpoint of go-dcp, or no cbgo")
-        yield name[1], each["cbgo"]
+        groups.add(name[1])
+        if len(groups) > 1:
+            raise _damaged("it has positions of several groups: leave those of one")
+        yield name[2], each["cbgo"]
 
 
 # ----- Kafka Connect -----

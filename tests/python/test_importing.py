@@ -34,9 +34,9 @@ def go_dcp(positions, uuid=UUID):
     }
 
 
-def as_documents(positions, uuid=UUID):
+def as_documents(positions, uuid=UUID, group="group:a"):
     return [
-        {"id": f"_connector:cbgo:group:a:checkpoint:{vbucket}", "cbgo": document}
+        {"id": f"_connector:cbgo:{group}:checkpoint:{vbucket}", "cbgo": document}
         for vbucket, document in go_dcp(positions, uuid).items()
     ]
 
@@ -162,6 +162,7 @@ HOSTILE = {
     ],
     "documents": [
         json.dumps(as_documents({0: (1, 1, 1, 1)}) * 2),
+        json.dumps(as_documents({0: (1, 1, 1, 1)}) + as_documents({1: (1, 1, 1, 1)}, group="b")),
         json.dumps([{"id": "airline_10", "cbgo": {}}]),
         "[1]",
     ],
