@@ -105,7 +105,10 @@ def _checkpoint(
 ) -> Checkpoint:
     made_with: dict[str, object] = {}
     if collection_ids is not None:
-        for each in collection_ids:
+        ids = _checks.items("collection_ids", collection_ids, "a list of numbers")
+        if not ids:
+            raise ConfigError("names no collection", option="collection_ids")
+        for each in ids:
             _checks.integer("collection_ids", each, 0, 0xFFFF_FFFF)
             made_with.setdefault("collections", []).append(f"{each:08x}")  # type: ignore[attr-defined]
     content = {

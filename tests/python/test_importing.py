@@ -203,6 +203,9 @@ def test_wrong_arguments_are_refused(tmp_path):
         import_checkpoint(tmp_path / "none", "go-dcp")
     with pytest.raises(DcpError):
         import_checkpoint(tmp_path / "none", "debezium")
+    for ids, why in [(8, "a list of numbers, not int"), ([], "names no"), (["8"], "a whole")]:
+        with pytest.raises(ConfigError, match=f"collection_ids: .*{why}"):
+            read(tmp_path, "topic", text, bucket_uuid=UUID, collection_ids=ids)
 
 
 def test_the_command_writes_a_checkpoint_that_it_shows(tmp_path, capfd):
