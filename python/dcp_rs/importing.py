@@ -251,7 +251,7 @@ def _text_of(path: str | os.PathLike[str]) -> str:
     if len(data) > _LARGEST_FILE:
         raise _damaged("it is larger than 64 MiB")
     try:
-        return data.decode()
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _damaged("it is not UTF-8 text: the file of a standalone Connect cannot be read, "
                        "but its REST interface returns the offsets") from error  # fmt: skip

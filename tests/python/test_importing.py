@@ -77,6 +77,8 @@ FORMS = {
     "lines of documents": ("go-dcp", lambda at: "\n".join(map(json.dumps, as_documents(at)))),
     "topic": ("kafka-connect", as_lines),
     "answer": ("kafka-connect", as_answer),
+    # As editors and shells of Windows store it.
+    "marked answer": ("kafka-connect", lambda at: f"\ufeff{as_answer(at)}"),
 }
 
 
