@@ -617,15 +617,18 @@ def test_names_that_kafka_does_not_take_or_tell_apart_are_refused(cluster, kafka
     assert open_database("kafka://h:1").fold("a.b") == open_database("kafka://h:1").fold("a_b")
 
 
-def test_a_damaged_state_is_refused(cluster, kafka_broker, topic):
+@pytest.mark.parametrize("key", [None, b"\xff"], ids=["ours", "others"])
+def test_a_damaged_state_is_refused(cluster, kafka_broker, topic, key):
     cluster.upsert("a", {})
     url = kafka_broker.url(topic, state=f"{topic}-states")
     replicate(cluster, url)
     producer = Producer({"bootstrap.servers": kafka_broker.address})
-    producer.produce(f"{topic}-states", b'{"format": "dcp_rs.kafka"}', topic.encode())
+    key = key or topic.encode()
+    producer.produce(f"{topic}-states", b'{"format": "dcp_rs.kafka"}', key)
     assert producer.flush(10) == 0
-    with pytest.raises(CheckpointError, match=f"state of topic {topic}"):
+    with pytest.raises(CheckpointError, match=f"state of topic {key.decode(errors='replace')}"):
         replicate(cluster, url)
+    replicate(cluster, kafka_broker.url(f"{topic}-new", state=f"{topic}-new-states"))
 
 
 def test_a_start_reads_few_of_the_old_states(cluster, kafka_broker, topic, admin, caplog):

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 _FORMAT = "dcp_rs.kafka"
 _VERSION = 1
+# A start reads the states of all topics.
+_ELSEWHERE = "write to a new topic, with another state in the option target"
 # Seconds.
 _INIT = 30.0
 _SEND = 60.0
@@ -87,12 +89,12 @@ class Stored:
             raise
         except (ValueError, TypeError, KeyError) as error:
             raise CheckpointError(
-                f"the state of topic {topic} is damaged ({type(error).__name__}): write to a new"
-                " topic"
+                f"the state of topic {topic} is damaged ({type(error).__name__}): {_ELSEWHERE}"
             ) from error
         if state is None:
             raise CheckpointError(
-                f"the state of topic {topic} is of another program or a newer release"
+                f"the state of topic {topic} is of another program or a newer release: update this"
+                f" one, or {_ELSEWHERE}"
             )
         return stored(state)
 
@@ -128,10 +130,12 @@ class Session:
             with self._explained():
                 producer.init(_INIT)
             # After that, no other process adds any.
-            self.states = {
-                record.key().decode(): Stored.from_json(record.value(), record.key().decode())
+            # Others may have written what is no name of a topic.
+            newest = {
+                record.key().decode("utf-8", "replace"): record.value()
                 for record in self._newest(self._topic)
             }
+            self.states = {name: Stored.from_json(text, name) for name, text in newest.items()}
         except BaseException:
             producer.close()
             raise
