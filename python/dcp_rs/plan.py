@@ -160,7 +160,8 @@ class Partition:
                 it was read from JSON, or its client had a password, token or passphrase in them.
             CheckpointError: The partition belongs to another bucket, or is ahead of the server.
             RollbackError: The server's history is no longer the one that was planned. A plan with
-                `is_last` delivers a rollback row instead, unless `on_rollback="fail"`.
+                `is_last` delivers a rollback row instead, unless `on_rollback="fail"` or the end of
+                the plan is gone.
             DcpError: As `dcp_rs.Client.stream`, and without `client` as `dcp_rs.connect`.
         """
         options = dict(locals())
