@@ -441,6 +441,25 @@ def test_other_partitions_are_refused(cluster, kafka_broker, topic, admin):
     assert raised.value.option == "target"
 
 
+def test_the_topic_of_a_collection_is_not_taken_for_rejects(cluster, kafka_broker, topic):
+    keys = [f"k{number}" for number in range(9)]
+    for name in ("a", "a_rejected"):
+        cluster.create_collection(f"_default.{name}")
+        for key in keys:
+            cluster.upsert(key, {}, collection=f"_default.{name}")
+    url = kafka_broker.url(f"{topic}.{{collection}}", partitions=1)
+    for _ in range(2):
+        replicate(cluster, url)
+        for key in keys:
+            cluster.upsert(key, {"n": 1}, collection="_default.a")
+    expected = dict.fromkeys(map(str.encode, keys), b"{}")
+    assert values(kafka_broker, f"{topic}.a_rejected") == expected
+    cluster.upsert(b"\xff", {}, collection="_default.a")
+    with pytest.raises(ConfigError, match=f"{topic}.a_rejected is where changes go that cannot"):
+        replicate(cluster, url)
+    assert values(kafka_broker, f"{topic}.a_rejected") == expected
+
+
 def test_records_of_another_shape_are_refused(cluster, kafka_broker, topic):
     cluster.upsert("a", {})
     replicate(cluster, kafka_broker.url(topic))

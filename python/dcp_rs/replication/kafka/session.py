@@ -111,6 +111,8 @@ class Session:
         self._library = library()
         self.broker = Broker(settings)
         self.states: dict[str, Stored] = {}
+        # Topics of targets, which have a state only after a commit.
+        self.topics: set[str] = set()
         self._producer: Any = None
         self._topic: Topic | None = None
 
@@ -164,6 +166,10 @@ class Session:
         except DcpError as error:
             error.args = (f"{self.settings.transactional_id}: {error} (option target)",)
             raise
+
+    def has_table(self, topic: str) -> bool:
+        """Whether a topic is that of a table, also of one that is not written yet."""
+        return topic in self.topics or topic in self.states
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Session]:

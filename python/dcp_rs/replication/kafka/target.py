@@ -110,6 +110,7 @@ class KafkaTarget:
         self._mode = mode
         session = self._session
         session.open()
+        session.topics.add(self.name)
         if self.name in {session.settings.state, f"{session.settings.state}{SUFFIX}"}:
             raise ConfigError(
                 f"{self.name} is the topic of states: choose another name", option="target"
@@ -229,14 +230,15 @@ class KafkaTarget:
     def _find_rejects(self) -> None:
         """Reads which rejects there are, once."""
         name = f"{self.name}{SUFFIX}"
-        self._rejects_topic = self._session.broker.topic(name)
         self._rejects = Kept()
+        if not self._session.has_table(name):
+            self._rejects_topic = self._session.broker.topic(name)
         if self._rejects_topic is not None:
             self._rejects.read(self._session.broker.records(self._rejects_topic))
 
     def _open_rejects(self) -> None:
         name = f"{self.name}{SUFFIX}"
-        if name in self._session.states:
+        if self._session.has_table(name):
             raise ConfigError(
                 f"{name} is where changes go that cannot be written, and it is the topic of"
                 " another table: choose another template",
