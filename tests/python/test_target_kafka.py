@@ -524,6 +524,7 @@ def test_a_transaction_that_takes_too_long_is_an_error_and_repeated(
         ("kafka://h:1?topic=..", "cannot be a topic"),
         ("kafka://h:1/path?topic=a", "has a path"),
         ("kafka://h:1?topic=a&topik=b", "no option topik"),
+        ("kafka://h:1?topic=a&topic=b", "gives topic twice"),
         ("kafka://h:1?topic=a&value_format=avro", "json or envelope"),
         ("kafka://h:1?topic=a&partitions=many", "partitions must be a number"),
         ("kafka://h:1?topic=a&transactional.id=x", r"transactional\.id cannot be set"),

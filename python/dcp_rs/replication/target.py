@@ -494,11 +494,15 @@ class Address:
         try:
             # A # is part of a path or a password, as SQL libraries take it.
             parts = urlsplit(url, allow_fragments=False)
-            options = dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
+            given = parse_qsl(parts.query, strict_parsing=bool(parts.query))
         except ValueError as error:
             raise ConfigError(
                 "not a URL such as duckdb:///path?table=name", option="target"
             ) from error
+        options = dict(given)
+        for name in options:
+            if sum(each == name for each, _ in given) > 1:
+                raise ConfigError(f"gives {name} twice", option="target")
         kept = [each for each in parts.query.split("&") if not each.startswith("table=")]
         rest = url.partition("?")[0] + ("?" + "&".join(kept) if any(kept) else "")
         scheme, _, storage = parts.scheme.partition("+")
