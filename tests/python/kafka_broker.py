@@ -61,7 +61,9 @@ class Broker:
         self._java = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]
         self._java += ["-Xshare:auto", "-cp", f"{_JARS}/*"]
         number = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        tool = [*self._java, "kafka.tools.StorageTool", "format", "-t", number, "-c", file]
+        # It may begin with a dash.
+        named = f"--cluster-id={number}"
+        tool = [*self._java, "kafka.tools.StorageTool", "format", named, "-c", file]
         done = subprocess.run(tool, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stdout + done.stderr
         self._log = (folder / "broker.log").open("wb")
