@@ -1,8 +1,8 @@
 """Measures a micro-batch of a few changes, compared with a source that already has its row.
 
 `make bench-reading` runs it. Both have as many tasks per batch as the job says; the sink discards
-the rows. Documents are written once, or the same ones again and again: then each batch ends at a
-version that has been replaced, and its tasks wait until the newer one is on disk.
+the rows. Documents are written once, or the same ones again and again, so often that each batch
+ends at a version that has been replaced: its tasks wait until the newer one is on disk.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
 
 @contextmanager
 def writing(
-    producer: dcp_rs.testing.EmbeddedCluster, keys: Iterator[str], count: int
+    producer: dcp_rs.testing.EmbeddedCluster, keys: Iterator[str], count: int, every: float
 ) -> Iterator[None]:
-    """Writes so many documents every 50 milliseconds in the meantime."""
+    """Writes so many documents every few milliseconds in the meantime."""
     stop = threading.Event()
 
     def write() -> None:
-        while not stop.wait(0.05):
+        while not stop.wait(every):
             for key in itertools.islice(keys, count):
                 producer.upsert(key, "{}")
 
@@ -95,6 +95,7 @@ def main() -> None:
         # Enough that each task has some.
         tasks, count = job["tasks"], 8 * job["tasks"]
         numbers = itertools.cycle(range(count)) if job["again"] else itertools.count()
+        every = 0.002 if job["again"] else 0.05
         keys = (f"key-{number}" for number in numbers)
         producer.upsert("key", "{}")
         schema = dcp_rs.spark.schema(options)
@@ -108,7 +109,7 @@ def main() -> None:
             at = f"{folder}/{round_number}"
             held = {"batch": path, "tasks": str(tasks)}
             cached = spark.readStream.format("cached").options(**held).schema(schema).load()
-            with writing(producer, keys, count):
+            with writing(producer, keys, count, every):
                 figures["cached"] += durations(cached, f"{at}-cached")
                 options["numPartitions"] = str(tasks)
                 read = spark.readStream.format("couchbase.dcp").options(**options).load()
