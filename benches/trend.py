@@ -18,7 +18,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 KEPT, DRAWN = ROOT / "docs" / "trend.json", ROOT / "docs" / "trend.svg"
-WIDTH, HEIGHT, COLUMNS, TOP = 240, 84, 3, 30
+WIDTH, HEIGHT, COLUMNS, TOP = 290, 84, 3, 30
 LINE = "#0b6e4f"
 
 
