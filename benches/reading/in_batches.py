@@ -59,7 +59,7 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
 def writing(
     producer: dcp_rs.testing.EmbeddedCluster, keys: Iterator[str], count: int, every: float
 ) -> Iterator[None]:
-    """Writes so many documents every few milliseconds in the meantime."""
+    """Writes so many documents every so many seconds in the meantime."""
     stop = threading.Event()
 
     def write() -> None:

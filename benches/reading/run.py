@@ -484,6 +484,15 @@ def measure(group: str, chosen: argparse.Namespace) -> list[str]:
     }[group]()
 
 
+def how_often(group: str, rounds: int) -> str:
+    """Says of how many runs the figures of a group are."""
+    if group == "long":
+        return "One run each"
+    if group == "batches":
+        return f"Medians of {max(1, rounds // 2)} rounds of 40 micro-batches"
+    return f"Medians of {rounds} rounds"
+
+
 def arguments() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -509,7 +518,7 @@ def main() -> None:
         before = os.getloadavg()[0]
         lines = measure(group, chosen)
         head = (
-            f"{'One run each' if group == 'long' else f'Medians of {chosen.rounds} rounds'}; "
+            f"{how_often(group, chosen.rounds)}; "
             f"{machine}; load {before:.1f} before and "
             f"{os.getloadavg()[0]:.1f} after; Python {sys.version.split()[0]}; "
             f'`make bench-reading ARGS="--only {group}"`.'

@@ -468,6 +468,27 @@ def test_check_says_which_tables_would_be_loaded_anew(file, capsys, tmp_path, ta
         assert detail.split("; ")[1:] == [whole[1].replace(": m", ": k")]
 
 
+def test_check_looks_at_what_its_share_has(file, capsys, postgres_database):
+    where = f"target = '{postgres_database}'\ntables = 'collection'\ndocument_schema = 'n BIGINT"
+    for share in ("1/2", "2/2"):
+        path = file(f"{where}'\nshare = '{share}'", but=_OF_LAKE)
+        assert run("run", path, "--once") == 0
+    more = {
+        share: file(f"{where}, m BIGINT'\nshare = '{share}'", but=_OF_LAKE).read_text()
+        for share in ("1/2", "2/2")
+    }
+    for done, expected in (((), (True, True)), (("2/2",), (True, False))):
+        for share in done:
+            path.write_text(more[share])
+            assert run("run", path, "--once") == 0
+        capsys.readouterr()
+        found = []
+        for text in more.values():
+            path.write_text(text)
+            found.append("would be loaded anew" in checked(capsys, path)[1][-1]["detail"])
+        assert tuple(found) == expected
+
+
 def test_check_shows_few_of_many_tables(file, capsys, tmp_path, cluster):
     cluster.create_scope("many")
     for number in range(9):
@@ -481,7 +502,7 @@ def test_check_shows_few_of_many_tables(file, capsys, tmp_path, cluster):
     assert [each.split()[0] for each in detail.split("; ")[1:]] == [
         *(f"many__c{number}" for number in range(5)), "4"
     ]  # fmt: skip
-    assert detail.endswith("; 4 more tables would be")
+    assert detail.endswith("; 4 more tables would be loaded anew")
 
 
 def test_check_finds_a_port_in_use(file, capsys):

@@ -81,7 +81,7 @@ def look(client: Client, options: Mapping[str, Any]) -> str:
     parts = [found.text]
     parts += [f"{name} would be loaded anew: {why}" for name, why in [*anew.items()][:_SHOWN]]
     if len(anew) > _SHOWN:
-        parts.append(f"{_tables(len(anew) - _SHOWN, 'more ')} would be")
+        parts.append(f"{_tables(len(anew) - _SHOWN, 'more ')} would be loaded anew")
     if share is not None:
         own = share.vbuckets
         parts.append(f"share {share} has the vBuckets {own.start} to {own.stop - 1}")
@@ -103,7 +103,11 @@ def _states(
     if address.scheme not in CONTENTS:
         return {}
     with contextlib.closing(contents_of(address)) as contents:
-        return {split_key(key)[0]: state for key, state in contents.states().items()}
+        states = [(*split_key(key), state) for key, state in contents.states().items()]
+    found = {name: state for name, _, state in states}
+    # Of a table with several, that of the share.
+    own = None if share is None else str(share)
+    return found | {name: state for name, part, state in states if part == own}
 
 
 def _duckdb(address: Address) -> _Found:

@@ -142,6 +142,7 @@ class Table:
         self._first = reducing.FirstSnapshots(is_possible=False)
         self._ahead, self._former, self._replaced = {}, (), []
         found = self.target.open(self._layout.schema, self._mode)
+        # Targets of this package have checked it before they changed anything.
         self._check(found)
         if found is not None:
             # Releases up to 0.2 did not store it.
@@ -174,7 +175,6 @@ class Table:
         return self.why_anew(bucket_uuid, collection_id)
 
     def _check(self, found: State | None) -> None:
-        # Targets of this package have checked it before they changed anything.
         check_use(found, self._layout.schema, self._mode)
         if found is None:
             return

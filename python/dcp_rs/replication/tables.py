@@ -326,13 +326,12 @@ class TablePerCollection:
             collection = state.collection
             if collection is None or not self._is_chosen(collection):
                 continue
-            called = self._names.table(collection)
-            if called is None or called.lower() != name.lower():
+            if not self._is_called(collection, name):
                 continue
-            table = self._make(self._database.target(called), collection)
+            table = self._make(self._database.target(name), collection)
             why = table.check(state, client.bucket_uuid, self._ids.get(collection))
             if why is not None:
-                found[called] = why
+                found[name] = why
         return found
 
     def groups(self, client: Client, buffer: Callable[[], Buffer]) -> list[Group]:
