@@ -61,7 +61,7 @@ def main() -> None:
     urls = _urls(options.postgres)
     if options.kafka is not None:
         topic = "bench-{name}"
-        urls["kafka-table"] = f"kafka://{options.kafka}?topic={topic}&name={topic}&headers=one"
+        urls["kafka-table"] = f"kafka://{options.kafka}?topic={topic}&name={topic}&headers=none"
     chosen = options.targets or list(urls)
     if options.tables is not None:
         there = {name: _of_many(name, urls[name], options.postgres) for name in chosen}
@@ -75,7 +75,7 @@ def main() -> None:
     lines = [*_loads(options, urls, chosen), *_updates(options, urls, chosen)]
     head = (
         f"`dcp_rs.replicate` of {options.documents:,} documents of 256 B, in rows a second and in "
-        "rows a second of processor time; Kafka's with one header; beside the target's own bulk "
+        "rows a second of processor time; Kafka's without headers; beside the target's own bulk "
         f"load and MERGE of Arrow data into a table of the same key; medians of {options.runs} "
         f"runs; {machine}; load {before:.1f} before and {os.getloadavg()[0]:.1f} after; Python "
         f"{sys.version.split()[0]}; "

@@ -50,6 +50,8 @@ __all__ = [
     "json_depth",
     "masks",
     "open_plan",
+    "vbucket_of_key",
+    "vbuckets_of_keys",
     "wanted",
 ]
 
@@ -72,6 +74,8 @@ def open_plan(
     plan: ReadPlan,
     options: dict[str, Any],
 ) -> Opened: ...
+def vbucket_of_key(key: bytes, num_vbuckets: int) -> int: ...
+def vbuckets_of_keys(keys: _Bytes, num_vbuckets: int) -> bytes: ...
 def wanted(data: bytes) -> int: ...
 
 @final

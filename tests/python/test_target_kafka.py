@@ -7,6 +7,7 @@ import random
 import socket
 import threading
 import time
+import zlib
 
 import pyarrow as pa
 import pytest
@@ -59,8 +60,9 @@ def admin(kafka_broker):
     return AdminClient({"bootstrap.servers": kafka_broker.address})
 
 
-def documents(cluster, keys):
-    return {key.encode(): cluster.get(key).value for key in keys}
+def documents(cluster, keys, collection=None):
+    found = {key.encode(): cluster.get(key, collection=collection) for key in keys}
+    return {key: each.value for key, each in found.items() if each is not None}
 
 
 def values(broker, topic):
@@ -477,6 +479,94 @@ def test_records_of_another_shape_are_refused(cluster, kafka_broker, topic):
     kafka_broker.remove(topic)
     replicate(cluster, kafka_broker.url(topic, key_format="path"))
     assert values(kafka_broker, topic) == {b"_default._default.a": b'{"n":1}'}
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_table_without_headers_follows_whatever_happens(cluster, kafka_broker, topic, seed):
+    chance, home = random.Random(seed), "_default.air"
+    keys = [f"k{number}" for number in range(30)]
+    cluster.create_collection(home)
+
+    def change():
+        for key in chance.sample(keys, 12):
+            if chance.random() < 0.8 or cluster.get(key, collection=home) is None:
+                cluster.upsert(key, {"n": chance.random()}, collection=home)
+            else:
+                cluster.remove(key, collection=home)
+
+    def roll_back():
+        vbucket = chance.randrange(4)
+        cluster.roll_back(vbucket, chance.randrange(cluster.high_seqnos()[vbucket] + 1))
+
+    def create_anew():
+        cluster.drop_collection(home)
+        cluster.create_collection(home)
+
+    def lose_topic():
+        if topic in kafka_broker.topics():
+            kafka_broker.remove(topic)
+
+    happenings = [change, roll_back, create_anew, cluster.flush_bucket, lose_topic]
+    chosen = "none"
+    for _ in range(14):
+        for happening in chance.choices(happenings, [9, 3, 1, 1, 1], k=3):
+            happening()
+        url = kafka_broker.url(topic, headers=chosen)
+        replicate(cluster, url, collections=[home], commit_rows=3)
+        assert values(kafka_broker, topic) == documents(cluster, keys, home)
+        chosen = chance.choice(["none", "none", "one", "each"])
+
+
+def test_a_table_has_headers_only_where_it_needs_them(cluster, kafka_broker, topic):
+    keys = [f"k{number}" for number in range(40)]
+    for key in keys:
+        cluster.upsert(key, {})
+    url = kafka_broker.url(topic, headers="none")
+    replicate(cluster, url)
+    cluster.remove(keys.pop())
+    replicate(cluster, url)
+    assert {tuple(each.headers() or ()) for each in kafka_broker.records(topic)} == {()}
+    lost = cluster.upsert("lost", {})
+    replicate(cluster, url)
+    cluster.roll_back(lost.vbucket, lost.seqno - 1)
+    replicate(cluster, url)
+    found = kafka_broker.table(topic)
+    assert values(kafka_broker, topic) == documents(cluster, keys)
+    again = {key for key, each in found.items() if each.headers()}
+    assert again == {key.encode() for key in keys if cluster.vbucket_of(key) == lost.vbucket}
+    assert {headers(found[key])["epoch"] for key in again} == {1}
+    with pytest.raises(ConfigError, match="position, which who reads it needs"):
+        replicate(cluster, kafka_broker.url(f"{topic}-log", headers="none"), mode="log")
+    with pytest.raises(ConfigError, match="do not say of which collection"):
+        replicate(cluster, kafka_broker.url(f"{topic}-path", headers="none", key_format="path"))
+
+
+def test_other_positions_than_those_of_keys_are_told_apart():
+    keys = [b"a", b"key 3", b""]
+    implied = recording.Implied(collection_id=8, generation=2, num_vbuckets=64)
+    own = [implied.of(key) | {"key": key} for key in keys]
+    others = [own[0] | {name: own[0][name] + 1} for name in own[0] if name != "key"]
+    rows = pa.Table.from_pylist([*own, *others])
+    assert implied.are_others(rows.slice(1)).to_pylist() == [False] * 2 + [True] * 4
+    assert [each["vbucket"] for each in own] == [
+        (zlib.crc32(key) >> 16 & 0x7FFF) % 64 for key in keys
+    ]
+
+
+def test_an_envelope_of_a_log_has_the_position_without_headers(cluster, kafka_broker, topic):
+    lost = cluster.upsert("lost", {})
+    options = {"headers": "none", "value_format": "envelope", "partitions": 1}
+    url = kafka_broker.url(topic, **options)
+    replicate(cluster, url, mode="log")
+    cluster.roll_back(lost.vbucket, lost.seqno - 1)
+    cluster.upsert("later", {})
+    replicate(cluster, url, mode="log")
+    first, rollback, later = kafka_broker.records(topic)
+    position = json.loads(first.value())
+    assert (position["partition"], position["bySeqno"]) == (lost.vbucket, lost.seqno)
+    assert position["vbUuid"] == lost.vbuuid
+    assert (headers(rollback)["op"], headers(rollback)["seqno"]) == ("rollback", lost.seqno - 1)
+    assert (first.headers(), later.headers()) == (None, None)
 
 
 def test_a_topic_that_was_created_anew_is_loaded_anew(cluster, kafka_broker, topic):

@@ -34,11 +34,21 @@ impl<'a> Column<'a> {
         Ok(Self { offsets, first, data, nulls })
     }
 
-    fn len(&self) -> usize {
+    /// Number of values.
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.offsets.len().saturating_sub(1)
     }
 
-    fn get(&self, row: usize) -> Option<&'a [u8]> {
+    /// Whether there are no values.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// A value; `None` if it is null.
+    #[must_use]
+    pub fn get(&self, row: usize) -> Option<&'a [u8]> {
         if self.nulls.get(row).is_some_and(|null| *null != 0) {
             return None;
         }

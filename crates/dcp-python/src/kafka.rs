@@ -6,8 +6,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use dcp_kafka::{Column, Error, Header, Kind as KafkaKind, Producer, Records};
+use dcp_proto::topology;
 use pyo3::buffer::{Element, PyBuffer};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 
 use crate::error::{Failure, Kind};
 
@@ -184,6 +186,27 @@ impl KafkaProducer {
         // Its threads are joined.
         py.detach(|| drop(producer));
     }
+}
+
+/// The vBucket of a document key.
+#[pyfunction]
+pub(crate) fn vbucket_of_key(key: &[u8], num_vbuckets: u16) -> u16 {
+    topology::vbucket_of_key(key, num_vbuckets).0
+}
+
+/// Those of many keys, as native numbers of 16 bits one after the other.
+#[pyfunction]
+pub(crate) fn vbuckets_of_keys<'py>(
+    py: Python<'py>,
+    keys: Bytes,
+    num_vbuckets: u16,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let mut given = Given::default();
+    given.read(py, &keys)?;
+    let column = given.column().map_err(Failure::from)?;
+    let of = |row| topology::vbucket_of_key(column.get(row).unwrap_or_default(), num_vbuckets).0;
+    let found: Vec<u8> = (0..column.len()).flat_map(|row| of(row).to_ne_bytes()).collect();
+    Ok(PyBytes::new(py, &found))
 }
 
 fn seconds(seconds: f64) -> Duration {

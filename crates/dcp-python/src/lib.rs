@@ -47,7 +47,7 @@ mod _dcp_rs {
     #[pymodule_export]
     use super::documents::{DecodedDocuments, DocumentDecoder, Inference};
     #[pymodule_export]
-    use super::kafka::KafkaProducer;
+    use super::kafka::{KafkaProducer, vbucket_of_key, vbuckets_of_keys};
     #[pymodule_export]
     use super::options::{check_batch, check_connection, check_stream, defaults};
     #[pymodule_export]

@@ -235,6 +235,7 @@ def _table(
         collection=collection,
         share=settings.share,
         bucket=settings.bucket,
+        num_vbuckets=settings.num_vbuckets,
     )
 
 

@@ -88,6 +88,7 @@ class Settings:
     """What a replication is asked to do."""
 
     bucket: str
+    num_vbuckets: int
     mode: Mode
     once: bool
     share: BucketShare | None

@@ -56,6 +56,7 @@ def prepare(given: Mapping[str, Any]) -> tuple[Tables, Settings]:
     settings = Settings(
         **{name: given[name] for name in _OF_SETTINGS},
         bucket=given["client"].bucket_name,
+        num_vbuckets=given["client"].num_vbuckets,
         share=part,
         collections=None if collections is None else _checks.names("collections", collections),
         maintenance=Policy.of(given["compact_every"], given["keep_versions_for"]),

@@ -84,6 +84,7 @@ class State:
         share: The share of the vBuckets that it is of; `None` if it is of all.
         bucket: Name of the bucket; `None` if a release up to 0.2 wrote it.
         checkpoint: Position to resume from.
+        num_vbuckets: Number of vBuckets in the bucket; 0 if it is not known. It is not stored.
         moved: Why the table no longer holds what the state says; empty if it does. The next load
             begins anew then. It is not stored.
     """
@@ -102,6 +103,7 @@ class State:
     share: BucketShare | None = None
     bucket: str | None = None
     checkpoint: Checkpoint = field(repr=False)
+    num_vbuckets: int = 0
     moved: str = ""
 
     @property

@@ -70,6 +70,7 @@ class Table:
         collection: The only collection of the table, if there are several tables.
         share: The share of the vBuckets that is replicated; `None` if all are.
         bucket: Name of the bucket.
+        num_vbuckets: Number of its vBuckets.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class Table:
         collection: str | None = None,
         share: BucketShare | None = None,
         bucket: str,
+        num_vbuckets: int,
     ) -> None:
         self.target = target
-        self._bucket = bucket
+        self._bucket, self._num_vbuckets = bucket, num_vbuckets
         self.collection = collection
         self._share = share
         self.state: State | None = None
@@ -146,7 +148,7 @@ class Table:
         self._check(found)
         if found is not None:
             # Releases up to 0.2 did not store it.
-            found = replace(found, bucket=self._bucket)
+            found = replace(found, bucket=self._bucket, num_vbuckets=self._num_vbuckets)
         if found is not None and found.is_loading and found.generation == 1:
             seen = found.checkpoint.seqnos
             self._first = reducing.FirstSnapshots(is_possible=True, seen=seen)
@@ -293,6 +295,7 @@ class Table:
             masks=self._layout.masks,
             share=self._share,
             bucket=self._bucket,
+            num_vbuckets=self._num_vbuckets,
             checkpoint=checkpoint,
         )
         self.position = self.reached = checkpoint

@@ -8,16 +8,23 @@ from typing import TYPE_CHECKING, Any
 from dcp_rs.replication.kafka.records import HEADERS, JOINED
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from dcp_rs.replication.kafka.records import Implied
 
 _POSITION = ("collection_id", "vbucket", "epoch", "generation")
 _BATCH = 10_000
 
 
 class Kept:
-    """Keys of a topic with their positions, in a temporary file once they are many."""
+    """Keys of a topic with their positions, in a temporary file once they are many.
 
-    def __init__(self) -> None:
+    Args:
+        implied: The position of records that have none.
+    """
+
+    def __init__(self, implied: Implied | None = None) -> None:
+        self._implied = implied
         self._rows = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._rows.execute("PRAGMA cache_size = -16384")
         self._rows.execute(
@@ -35,7 +42,9 @@ class Kept:
             if record.value() is None:
                 self.remove(record.partition(), key)
             else:
-                position = position_of(record)
+                position: Mapping[str, int | str] = position_of(record)
+                if not position and self._implied is not None:
+                    position = self._implied.of(key)
                 self.add(record.partition(), key, [position.get(name) for name in _POSITION])
         self._rows.execute("COMMIT")
 

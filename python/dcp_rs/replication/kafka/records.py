@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dcp_rs import _dcp_rs
 from dcp_rs.documents import MALFORMED
 from dcp_rs.replication.decoding import as_array, view_of
 from dcp_rs.replication.target import DELETED
@@ -33,6 +35,9 @@ HEADERS = (
 
 JOINED = "dcp"
 """Name of the one header for all."""
+
+SPECIAL = ("rollback", "system_event")
+"""What rows of a log tell about a whole vBucket."""
 
 COLUMNS = ("op", "vbuuid")
 """Columns that rows need beyond those of other targets."""
@@ -125,7 +130,49 @@ def _bytes(column: pa.Array | pa.ChunkedArray) -> tuple[memoryview, memoryview, 
     return ends, own, view_of(nulls.buffers()[1])[: len(column)]
 
 
-def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Settings) -> Records:
+@dataclass(frozen=True)
+class Implied:
+    """The position of the records of a table that have none.
+
+    Attributes:
+        collection_id: Their collection.
+        generation: The load that they belong to.
+        num_vbuckets: Number of vBuckets, one of which each key says.
+    """
+
+    collection_id: int
+    generation: int
+    num_vbuckets: int
+
+    def of(self, key: bytes) -> dict[str, int]:
+        """Returns the position of a record."""
+        return {
+            "collection_id": self.collection_id,
+            "vbucket": _dcp_rs.vbucket_of_key(key, self.num_vbuckets),
+            "epoch": 0,
+            "generation": self.generation,
+        }
+
+    def are_others(self, rows: pa.Table) -> pa.ChunkedArray:
+        """Returns whether each row has another position."""
+        found = _dcp_rs.vbuckets_of_keys(_bytes(rows["key"].cast(pa.binary())), self.num_vbuckets)
+        of_keys = pa.Array.from_buffers(pa.uint16(), len(rows), [None, pa.py_buffer(found)])
+        differences = [
+            pc.not_equal(rows["vbucket"], of_keys.cast(rows["vbucket"].type)),
+            pc.not_equal(rows["collection_id"], self.collection_id),
+            pc.not_equal(rows["generation"], self.generation),
+            pc.not_equal(rows["epoch"], 0),
+        ]
+        return reduce(pc.or_, differences)
+
+
+def of_rows(
+    rows: pa.Table,
+    documents: pa.ChunkedArray,
+    count: int,
+    settings: Settings,
+    implied: Implied | None = None,
+) -> Records:
     """Returns rows as records.
 
     Args:
@@ -133,10 +180,11 @@ def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Se
         documents: The document of each, as bytes.
         count: Number of the topic's partitions.
         settings: Options of the target.
+        implied: The position of records of a table that have none.
     """
     is_document = pc.equal(rows["op"], "mutation")
     if settings.value_format == "envelope":
-        is_row = pc.is_in(rows["op"], pa.array(["rollback", "system_event"]))
+        is_row = pc.is_in(rows["op"], pa.array(SPECIAL))
         removed = pc.invert(pc.or_(is_document, is_row))
         # A log says what happened; a table has a tombstone, for which a compacted topic needs null.
         with_envelope = (
@@ -154,7 +202,7 @@ def of_rows(rows: pa.Table, documents: pa.ChunkedArray, count: int, settings: Se
         as_array(keys_of(rows, settings)),
         values.cast(pa.binary()),
         as_array(partitions_of(rows, count, settings)),
-        headers_of(rows),
+        headers_of(rows) if settings.headers != "none" else _needed_headers(rows, values, implied),
     )
 
 
@@ -204,6 +252,24 @@ def headers_of(
         numbers = pc.fill_null(column.cast(pa.int64()), _NONE)
         found.append((name, as_array(numbers), words))
     return found
+
+
+def _needed_headers(
+    rows: pa.Table, values: pa.ChunkedArray, implied: Implied | None
+) -> list[tuple[str, pa.Array, list[str]]]:
+    """Returns the headers of those records that cannot be without."""
+    if implied is None:
+        # In a log, what concerns a vBucket; the envelope of a document has its position.
+        are_needed = pc.is_in(rows["op"], pa.array(SPECIAL))
+    else:
+        are_needed = pc.and_(pc.is_valid(values), implied.are_others(rows))
+    if not pc.any(are_needed).as_py():
+        return []
+    are_needed = as_array(are_needed)
+    return [
+        (name, as_array(pc.if_else(are_needed, numbers, _NONE)), words)
+        for name, numbers, words in headers_of(rows)
+    ]
 
 
 def collections_of(rows: pa.Table) -> tuple[pa.Array, list[str]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from dcp_rs import _dcp_rs
 from dcp_rs.exceptions import CheckpointError, ConcurrentWriterError, ConfigError, DcpError
 from dcp_rs.replication.kafka.broker import Broker, Topic, library
-from dcp_rs.replication.kafka.records import Records
+from dcp_rs.replication.kafka.records import Implied, Records
 from dcp_rs.replication.state import State
 
 if TYPE_CHECKING:
@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from dcp_rs.replication.kafka.settings import Settings
 
 _FORMAT = "dcp_rs.kafka"
-_VERSION = 1
+_VERSION = 2
+# What states have whose records all have their position, which older releases read.
+_WITHOUT_IMPLIED = 1
 # A start reads the states of all topics.
 _ELSEWHERE = "write to a new topic, with another state in the option target"
 # Seconds.
@@ -44,6 +46,7 @@ class Stored:
         collections: Collections that it has documents of.
         shape: Options that its records were written with; empty if an older release wrote them.
         state: The state.
+        implied: The position of records that have none; `None` if all have one.
     """
 
     name: str
@@ -52,17 +55,19 @@ class Stored:
     collections: tuple[str, ...]
     shape: Mapping[str, str]
     state: State
+    implied: Implied | None = None
 
     def to_json(self) -> str:
         """Returns the document to store."""
         head = {
             "format": _FORMAT,
-            "version": _VERSION,
+            "version": _WITHOUT_IMPLIED if self.implied is None else _VERSION,
             "name": self.name,
             "topic_id": self.uuid,
             "partitions": self.partitions,
             "collections": self.collections,
             "shape": self.shape,
+            **({} if self.implied is None else {"implied": asdict(self.implied)}),
         }
         return f'{json.dumps(head)[:-1]}, "state": {self.state.to_json()}}}'
 
@@ -84,6 +89,7 @@ class Stored:
                 int(found["partitions"]),
                 tuple(found["collections"]),
                 dict(found.get("shape", {})),
+                implied=Implied(**found["implied"]) if "implied" in found else None,
             )
         except CheckpointError:
             raise
@@ -96,7 +102,7 @@ class Stored:
                 f"the state of topic {topic} is of another program or a newer release: update this"
                 f" one, or {_ELSEWHERE}"
             )
-        return stored(state)
+        return stored(state=state)
 
 
 class Session:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 ValueFormat = Literal["json", "envelope"]
 KeyFormat = Literal["key", "path"]
 PartitionBy = Literal["key", "vbucket"]
-Headers = Literal["each", "one"]
+Headers = Literal["each", "one", "none"]
 
 _WORDS = {
     "value_format": get_args(ValueFormat),
@@ -52,7 +52,8 @@ class Settings:
         key_format: Whether its key is the document's, or has the collection before it.
         partition_by: Whether its partition is chosen by the key, as Kafka's clients do, or by the
             vBucket.
-        headers: Whether it has a header for each part of its position, or one for all.
+        headers: Whether it has a header for each part of its position, one for all, or those only
+            that its topic is kept exact by.
         config: Options of librdkafka.
     """
 

@@ -12,7 +12,7 @@ from dcp_rs.exceptions import ConfigError
 from dcp_rs.replication.decoding import as_array
 from dcp_rs.replication.kafka import records as recording
 from dcp_rs.replication.kafka.kept import Kept
-from dcp_rs.replication.kafka.records import Records
+from dcp_rs.replication.kafka.records import Implied, Records
 from dcp_rs.replication.kafka.session import Session, Stored
 from dcp_rs.replication.kafka.settings import Settings, check_topic
 from dcp_rs.replication.rejects import SUFFIX, rejecting
@@ -81,6 +81,7 @@ class KafkaTarget:
         self._rejects: Kept | None = None
         self._mode: Mode = "table"
         self._collections: tuple[str, ...] = ()
+        self._implied: Implied | None = None
 
     @classmethod
     def at(cls, address: Address) -> KafkaTarget:
@@ -108,6 +109,7 @@ class KafkaTarget:
                 option="document_schema",
             )
         self._mode = mode
+        self._check_headers()
         session = self._session
         session.open()
         session.topics.add(self.name)
@@ -135,7 +137,26 @@ class KafkaTarget:
                 option="target",
             )
         self._check_shape(stored)
+        self._implied = stored.implied
         return stored.state
+
+    def _check_headers(self) -> None:
+        """Checks that each change has its position, with or without headers."""
+        settings = self._session.settings
+        if settings.headers != "none":
+            return
+        if self._mode == "log" and settings.value_format != "envelope":
+            raise ConfigError(
+                "records of a log without headers have no position, which who reads it needs to"
+                " follow a rollback: give value_format=envelope, or headers=one",
+                option="target",
+            )
+        if self._mode == "table" and settings.key_format != "key":
+            raise ConfigError(
+                "records without headers do not say of which collection they are: give a topic for"
+                " each and leave out key_format, or give headers=one",
+                option="target",
+            )
 
     def _check_name(self, stored: Stored) -> None:
         own = self._session.settings.transactional_id
@@ -181,6 +202,7 @@ class KafkaTarget:
     def prepared(self, commit: Commit) -> tuple[Commit, Prepared]:
         """Returns a commit without what is too large, and what to send for it."""
         self._check_collections(commit.rows)
+        self._decide_implied(commit)
         rows, documents = commit.rows, commit.documents
         large = self._too_large(rows, documents)
         commit = rejecting(commit, dict.fromkeys(large, _TOO_LARGE))
@@ -188,7 +210,7 @@ class KafkaTarget:
         if large:
             sent.refused = rows.take(large)
         if commit.removals:
-            sent.removed = Kept()
+            sent.removed = Kept(self._implied)
             sent.removed.read(self._session.broker.records(self._here))
         if self._mode == "table" and self._rejects is None:
             self._find_rejects()
@@ -208,7 +230,8 @@ class KafkaTarget:
         if not len(near):
             return []
         own = rows.take(near), documents.take(near)
-        sizes = recording.of_rows(*own, self._here.partitions, settings).sizes()
+        found = recording.of_rows(*own, self._here.partitions, settings, self._implied)
+        sizes = found.sizes()
         is_large = pc.greater(sizes, settings.message_bytes)
         return [int(each) for each in near.filter(is_large).to_pylist()]
 
@@ -226,6 +249,17 @@ class KafkaTarget:
                 option="target",
             )
         self._collections = found
+
+    def _decide_implied(self, commit: Commit) -> None:
+        """Decides once which position the records without headers have."""
+        wants_none = self._session.settings.headers == "none" and self._mode == "table"
+        if self._implied is None and wants_none and len(commit.rows):
+            state = commit.state
+            self._implied = Implied(
+                collection_id=commit.rows["collection_id"][0].as_py(),
+                generation=state.generation,
+                num_vbuckets=state.num_vbuckets,
+            )
 
     def _find_rejects(self) -> None:
         """Reads which rejects there are, once."""
@@ -267,6 +301,7 @@ class KafkaTarget:
             self._collections,
             settings.shape,
             state,
+            self._implied,
         )
 
     def close(self) -> None:
@@ -306,7 +341,7 @@ class Prepared:
 
     def _records(self, topic: Topic) -> Iterator[Records]:
         commit, settings = self._commit, self._target._session.settings  # noqa: SLF001 - its own
-        rows, documents = commit.rows, commit.documents
+        rows, documents, implied = commit.rows, commit.documents, self._target._implied  # noqa: SLF001 - its own
         is_table = commit.state.mode == "table"
         if is_table and commit.has_new_rows_only and rows[DELETED].null_count < len(rows):
             # What was removed before the first load has no record.
@@ -319,10 +354,10 @@ class Prepared:
         if is_table:
             for at in range(0, len(rows), _AT_ONCE):
                 part = rows.slice(at, _AT_ONCE), documents.slice(at, _AT_ONCE)
-                yield recording.of_rows(*part, topic.partitions, settings)
+                yield recording.of_rows(*part, topic.partitions, settings, implied)
             return
         # In order, and what concerns a vBucket in each partition.
-        special = pc.is_in(rows["op"], pa.array(["rollback", "system_event"]))
+        special = pc.is_in(rows["op"], pa.array(recording.SPECIAL))
         begin = 0
         for at in [*pc.indices_nonzero(special.combine_chunks()).to_pylist(), len(rows)]:
             part = rows.slice(begin, at - begin)
