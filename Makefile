@@ -252,6 +252,12 @@ bench-replicate: .installed-test ## Benchmark loads and updates of each replicat
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/replicate/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
+# 50 minutes, on a quiet machine.
+bench-targets: .java .postgres .kafka .installed-test ## Measure every target of performance in one run; writes docs/performance.json
+	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
+	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
+	@$(PY) benches/targets.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
+
 long: .java .postgres .kafka .versitygw .azurite .fake-gcs-server .iceberg .stunnel .promtool .installed-test .installed-lowest ## Run property, simulation, kill and cycle tests with more cases, defects and mutants (five hours); stages: ARGS="--list"
 	@$(PY) scripts/long.py $(ARGS)
 

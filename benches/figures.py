@@ -1,9 +1,7 @@
 """The figures of the documentation, docs/performance.json: tables in groups.
 
 Each group says how it was measured. A benchmark replaces its groups, those on the page too, and
-draws their plots anew. The targets are edited by hand; run this then.
-
-Usage: benches/figures.py
+draws their plots anew.
 """
 
 from __future__ import annotations
@@ -68,8 +66,8 @@ def shown(text: str, group: str, found: list[Table]) -> str:
 def missed(groups: dict[str, dict[str, Any]]) -> Table:
     """Returns what misses its target, which is bold there."""
     (targets,) = groups["targets"]["tables"]
-    rows = [row[:-1] for row in targets["rows"] if any("**" in cell for cell in row)]
-    return {"columns": targets["columns"][:-1], "rows": rows}
+    rows = [row for row in targets["rows"] if any("**" in cell for cell in row)]
+    return {"columns": targets["columns"], "rows": rows}
 
 
 def write(groups: dict[str, dict[str, Any]], document: Path, *changed: str) -> None:
@@ -91,7 +89,3 @@ def record(group: str, about: str, lines: list[str], document: Path = DOCUMENT) 
     groups[group] = {"about": about, "tables": found}
     write(groups, document, group)
     return found
-
-
-if __name__ == "__main__":
-    write(load(), DOCUMENT)

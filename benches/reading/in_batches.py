@@ -33,10 +33,11 @@ if TYPE_CHECKING:
 
 WARM = 20
 BATCHES = 40
+PHASES = ("triggerExecution", "latestOffset", "queryPlanning", "addBatch")
 
 
-def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
-    """Duration of batches, in milliseconds by phase."""
+def durations(frame: DataFrame, folder: str) -> dict[str, float]:
+    """Median duration of batches, in milliseconds by phase."""
     query = (
         frame.writeStream.format("noop")
         .option("checkpointLocation", folder)
@@ -52,7 +53,8 @@ def durations(frame: DataFrame, folder: str) -> list[dict[str, int]]:
             if "addBatch" in progress["durationMs"]:
                 told[progress["batchId"]] = dict(progress["durationMs"])
     query.stop()
-    return [told[batch] for batch in sorted(told)[WARM:]]
+    samples = [told[batch] for batch in sorted(told)[WARM:]]
+    return {part: statistics.median(each.get(part, 0) for each in samples) for part in PHASES}
 
 
 @contextmanager
@@ -77,11 +79,11 @@ def writing(
 
 
 def main() -> None:
-    """Measures; prints a table."""
+    """Measures; prints the median of each phase in each round, in milliseconds."""
     job = json.loads(sys.stdin.readline())
     spark = session()
     spark.dataSource.register(cached_source.CachedDataSource)
-    figures: dict[str, list[dict[str, int]]] = {"cached": [], "dcp_rs": []}
+    figures: dict[str, list[dict[str, float]]] = {"cached": [], "dcp_rs": []}
     with (
         dcp_rs.testing.EmbeddedCluster(vbuckets=job["vbuckets"]) as producer,
         tempfile.TemporaryDirectory() as folder,
@@ -110,25 +112,12 @@ def main() -> None:
             held = {"batch": path, "tasks": str(tasks)}
             cached = spark.readStream.format("cached").options(**held).schema(schema).load()
             with writing(producer, keys, count, every):
-                figures["cached"] += durations(cached, f"{at}-cached")
+                figures["cached"].append(durations(cached, f"{at}-cached"))
                 options["numPartitions"] = str(tasks)
                 read = spark.readStream.format("couchbase.dcp").options(**options).load()
-                figures["dcp_rs"] += durations(read, f"{at}-read")
+                figures["dcp_rs"].append(durations(read, f"{at}-read"))
     spark.stop()
-    middle = {
-        name: {
-            part: statistics.median(sample.get(part, 0) for sample in samples)
-            for part in ("triggerExecution", "latestOffset", "queryPlanning", "addBatch")
-        }
-        for name, samples in figures.items()
-    }
-    ratio = middle["dcp_rs"]["triggerExecution"] / middle["cached"]["triggerExecution"]
-    for name, parts in middle.items():
-        told = " | ".join(f"{parts[part]:.0f} ms" for part in parts)
-        of_cached = "" if name == "cached" else f"{ratio:.0%}"
-        shape = f"{job['vbuckets']} vBuckets, {job['tasks']} task{'s' * (job['tasks'] > 1)}"
-        shape += ", the same documents" * job["again"]
-        print(f"| {name}, {shape} | {told} | {of_cached} |")
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import statistics
 import subprocess
 import sys
 import time
@@ -157,7 +156,7 @@ def session() -> SparkSession:
 
 
 def main() -> None:
-    """Measures; prints a table."""
+    """Measures; prints the seconds of each way in each round."""
     job = json.loads(sys.stdin.readline())
     rows, rounds = job["documents"], job["rounds"]
     spark = session()
@@ -177,11 +176,7 @@ def main() -> None:
             if round_number >= WARM:
                 seconds[name].append(round_seconds)
     spark.stop()
-    for name, samples in seconds.items():
-        speeds = [rows / statistics.median(one[which] for one in samples) for which in range(3)]
-        ratios = [statistics.median(one[which] / one[2] for one in samples) for which in (0, 1)]
-        told = [f"{speed / 1e6:.2f} M" for speed in speeds] + [f"{ratio:.0%}" for ratio in ratios]
-        print(f"| {name} | {' | '.join(told)} |")
+    print(json.dumps(seconds))
 
 
 if __name__ == "__main__":

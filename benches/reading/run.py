@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 PLOTS = {group: DOCUMENT.with_name(f"{group}.svg") for group in ("growth", "long")}
 PYTHON = [sys.executable, "-W", "ignore"]
+READER = [*PYTHON, str(HERE / "reader.py")]
 BASE = {
     "documents": 1_000_000,
     "value_len": 256,
@@ -146,7 +147,7 @@ def compare(cases: list[Case], rounds: int) -> dict[str, list[Figures]]:
         for round_number in range(rounds + 1):
             for case, job in zip(cases, jobs, strict=True):
                 expected = {**BASE, **case.source}["documents"]
-                sample = read([*PYTHON, str(HERE / "reader.py")], job, expected)
+                sample = read(READER, job, expected)
                 if round_number:
                     figures[case.name].append(sample)
                 print(f"  {round_number} {case.name}: {sample.seconds:.3f} s", file=sys.stderr)
@@ -296,7 +297,7 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
         passes = max(1, wanted // ROWS_A_PASS)
         sender = [str(program), of_source, str(passes), "256", "64"]
         with serving(sender, None) as job:
-            command = [*PYTHON, str(HERE / "reader.py")]
+            command = READER
             sample = read(command, {**job, "work": "long"}, job["documents"])
         parts = sample.measured["parts"]
         begins = [{"changes": 0, "seconds": 0}, *parts]
@@ -321,40 +322,58 @@ def long(program: Path, changes: int) -> tuple[list[str], str]:
 
 def rows(documents: int, rounds: int) -> list[str]:
     """Rows of in-memory batches."""
-    with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as job:
-        command = [*PYTHON, str(HERE / "reader.py")]
-        samples = [read(command, {**job, "work": "rows"}, documents) for _ in range(rounds)]
+    samples = seconds_per_row(documents, rounds)
     lines = ["| rows of 256 B from batches in memory | ns/row | rows/s |", "|---|---|---|"]
-    for name in samples[0].measured["seconds_per_row"]:
-        of_row = statistics.median(s.measured["seconds_per_row"][name] for s in samples)
+    for name in samples[0]:
+        of_row = statistics.median(each[name] for each in samples)
         lines.append(f"| {name} | {of_row * 1e9:.0f} | {1 / of_row / 1e6:.2f} M |")
     return [*lines, ""]
 
 
-def latency(program: Path, writes: int, rounds: int) -> list[str]:
-    """From the socket to a batch in Python, and from a write through the producer to a batch."""
-    command = [*PYTHON, str(HERE / "reader.py")]
-    often = [str(program), "paced", str(writes // 16), "500", "16"]
-    # Changes are few, so p99 and p99.9 are the slowest.
-    seldom = [str(program), "paced", "10", "1000000", "1"]
-    ways: dict[str, list[dict[str, float]]] = {
-        "wire to Python": [],
-        "wire to Python, linger 100 ms": [],
-        "wire to Python, each after a second of silence": [],
-        "the same, linger 100 ms": [],
-        "write to Python, through the embedded cluster": [],
-    }
-    sent, lingering, alone, alone_lingering, written = ways.values()
+def seconds_per_row(documents: int, rounds: int) -> list[dict[str, float]]:
+    """Makes rows of batches, by each method; returns the seconds of one in each round."""
+    with serving([*PYTHON, str(HERE / "source.py")], {**BASE, "documents": documents}) as job:
+        samples = [read(READER, {**job, "work": "rows"}, documents) for _ in range(rounds)]
+    return [sample.measured["seconds_per_row"] for sample in samples]
+
+
+def on_the_wire(
+    sender: list[str], lingers: tuple[float, ...], rounds: int
+) -> list[list[dict[str, float]]]:
+    """From the socket to a batch in Python, in seconds by percentile, with each `linger`."""
+    ways: list[list[dict[str, float]]] = [[] for _ in lingers]
     for _ in range(rounds):
         # Not pinned: the threads of a reader must not share a core.
-        for sender, prompt, slow in ((often, sent, lingering), (seldom, alone, alone_lingering)):
-            with serving(sender, None, is_pinned=False) as job:
-                for linger, samples in ((0, prompt), (0.1, slow)):
-                    wire = {**job, "work": "wire", "linger": linger}
-                    sample = read(command, wire, job["documents"], is_pinned=False)
-                    samples.append(sample.measured["latency"])
-        sample = read(command, {"work": "latency", "writes": writes}, None, is_pinned=False)
-        written.append(sample.measured["latency"])
+        with serving(sender, None, is_pinned=False) as job:
+            for linger, samples in zip(lingers, ways, strict=True):
+                wire = {**job, "work": "wire", "linger": linger}
+                sample = read(READER, wire, job["documents"], is_pinned=False)
+                samples.append(sample.measured["latency"])
+    return ways
+
+
+def often(program: Path, writes: int) -> list[str]:
+    """Returns a sender of a change every 0.5 ms."""
+    return [str(program), "paced", str(writes // 16), "500", "16"]
+
+
+def latency(program: Path, writes: int, rounds: int) -> list[str]:
+    """From the socket to a batch in Python, and from a write through the producer to a batch."""
+    # Changes are few, so p99 and p99.9 are the slowest.
+    seldom = [str(program), "paced", "10", "1000000", "1"]
+    sent, lingering = on_the_wire(often(program, writes), (0, 0.1), rounds)
+    alone, alone_lingering = on_the_wire(seldom, (0, 0.1), rounds)
+    job = {"work": "latency", "writes": writes}
+    written = [read(READER, job, None, is_pinned=False) for _ in range(rounds)]
+    ways = {
+        "wire to Python": sent,
+        "wire to Python, linger 100 ms": lingering,
+        "wire to Python, each after a second of silence": alone,
+        "the same, linger 100 ms": alone_lingering,
+        "write to Python, through the embedded cluster": [
+            sample.measured["latency"] for sample in written
+        ],
+    }
     lines = ["| one change every 0.5 ms | p50 | p99 | p99.9 |", "|---|---|---|---|"]
     for name, samples in ways.items():
         of = [statistics.median(sample[part] for sample in samples) * 1e6 for part in samples[0]]
@@ -369,18 +388,11 @@ def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
         "|---|---|---|---|---|",
     ]
     for value_len in (256, 1024):
-        sender = [str(program), "ready", str(passes), str(value_len), "16"]
-        with serving(sender, None) as job:
-            pairs = []
-            for round_number in range(rounds + 1):
-                rust = read([str(program), "batches"], {**job, "buffer": 8 << 20}, job["documents"])
-                own = [*PYTHON, str(HERE / "reader.py")]
-                python = read(own, {**job, "work": "batches"}, job["documents"])
-                if round_number:
-                    pairs.append((rust, python))
+        pairs = with_rust(program, passes, value_len, rounds)
         ratio = statistics.median(rust.seconds / python.seconds for rust, python in pairs)
+        changes = pairs[0][0].measured["changes"]
         speed = [
-            job["documents"] / statistics.median(pair[which].seconds for pair in pairs) / 1e6
+            changes / statistics.median(pair[which].seconds for pair in pairs) / 1e6
             for which in (0, 1)
         ]
         more = statistics.median(
@@ -391,6 +403,21 @@ def beside_rust(program: Path, passes: int, rounds: int) -> list[str]:
             f"| {more * 1e6:+.1f} µs |"
         )
     return [*lines, ""]
+
+
+def with_rust(
+    program: Path, passes: int, value_len: int, rounds: int
+) -> list[tuple[Figures, Figures]]:
+    """Reads ready frames in turns in Rust and in Python."""
+    sender = [str(program), "ready", str(passes), str(value_len), "16"]
+    pairs = []
+    with serving(sender, None) as job:
+        for round_number in range(rounds + 1):
+            rust = read([str(program), "batches"], {**job, "buffer": 8 << 20}, job["documents"])
+            python = read(READER, {**job, "work": "batches"}, job["documents"])
+            if round_number:
+                pairs.append((rust, python))
+    return pairs
 
 
 def in_spark(program: str, job: dict[str, Any]) -> list[str]:
@@ -407,8 +434,15 @@ def in_spark(program: str, job: dict[str, Any]) -> list[str]:
     return process.stdout.splitlines()
 
 
-def spark(program: Path, documents: int, rounds: int) -> list[str]:
-    """Ways to read in Spark, compared with cached batches."""
+def beside_cached(
+    program: Path, documents: int, rounds: int
+) -> dict[str, list[tuple[float, float, float]]]:
+    """Reads in Spark, and cached batches beside a drain and beside as many bytes.
+
+    Returns:
+        For each way to read, the seconds of each round: of the cached batches, beside one and the
+        other, and of ours.
+    """
     wanted = {**BASE, "documents": documents}
     with (
         serving([*PYTHON, str(HERE / "source.py")], wanted, is_pinned=False) as source,
@@ -416,12 +450,29 @@ def spark(program: Path, documents: int, rounds: int) -> list[str]:
     ):
         job = {**source, "documents": documents, "rounds": rounds, "folder": folder}
         job["program"] = str(program)
-        read_lines = in_spark("in_spark.py", job)
-    head = (
-        f"| Spark, {documents:,} rows of 256 B | cached, while the cluster sends to a drain "
-        "| cached, while as many bytes are sent | read | of the first | of the second |"
-    )
-    return [head, "|---|---|---|---|---|---|", *read_lines, ""]
+        found: dict[str, list[tuple[float, float, float]]] = json.loads(
+            in_spark("in_spark.py", job)[-1]
+        )
+        return found
+
+
+def spark(program: Path, documents: int, rounds: int) -> list[str]:
+    """Ways to read in Spark, compared with cached batches."""
+    lines = [
+        (
+            f"| Spark, {documents:,} rows of 256 B | cached, while the cluster sends to a drain "
+            "| cached, while as many bytes are sent | read | of the first | of the second |"
+        ),
+        "|---|---|---|---|---|---|",
+    ]
+    for name, samples in beside_cached(program, documents, rounds).items():
+        speeds = [
+            documents / statistics.median(one[which] for one in samples) for which in range(3)
+        ]
+        ratios = [statistics.median(one[which] / one[2] for one in samples) for which in (0, 1)]
+        told = [f"{speed / 1e6:.2f} M" for speed in speeds] + [f"{ratio:.0%}" for ratio in ratios]
+        lines.append(f"| {name} | {' | '.join(told)} |")
+    return [*lines, ""]
 
 
 def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
@@ -440,17 +491,52 @@ def spark_node(program: Path, documents: int, rounds: int) -> list[str]:
     return lines
 
 
+@dataclass(frozen=True)
+class Shape:
+    """Small micro-batches."""
+
+    vbuckets: int
+    tasks: int
+    # Whether the same documents are written again and again.
+    again: bool = False
+
+    def __str__(self) -> str:
+        own = f"{self.vbuckets} vBuckets, {self.tasks} task{'s' * (self.tasks > 1)}"
+        return own + ", the same documents" * self.again
+
+    def measure(self, rounds: int) -> dict[str, list[dict[str, float]]]:
+        """Returns the milliseconds of each phase in each round, of a cached source and ours."""
+        job = {"vbuckets": self.vbuckets, "tasks": self.tasks, "again": self.again}
+        told = in_spark("in_batches.py", {**job, "rounds": rounds})
+        found: dict[str, list[dict[str, float]]] = json.loads(told[-1])
+        return found
+
+
+SHAPES = (Shape(64, 1), Shape(64, 4), Shape(64, 8), Shape(1024, 1), Shape(1024, 8))
+AGAIN = Shape(64, 8, again=True)
+
+
 def micro_batches(rounds: int) -> list[str]:
     """The cost of a small micro-batch, compared with a source that already has its row."""
     lines = [
         "| a micro-batch of a few rows | all | `latestOffset` | planning | tasks | of cached |",
         "|---|---|---|---|---|---|",
     ]
-    shapes = [(64, 1, False), (64, 4, False), (64, 8, False), (1024, 1, False), (1024, 8, False)]
-    for vbuckets, tasks, again in (*shapes, (64, 8, True)):
-        job = {"vbuckets": vbuckets, "tasks": tasks, "again": again, "rounds": rounds}
-        lines += in_spark("in_batches.py", job)
+    for shape in (*SHAPES, AGAIN):
+        found = shape.measure(rounds)
+        ratios = ratios_to_cached(found)
+        for name, samples in found.items():
+            middle = [statistics.median(each[part] for each in samples) for part in samples[0]]
+            told = " | ".join(f"{each:.0f} ms" for each in middle)
+            of_cached = "" if name == "cached" else f"{statistics.median(ratios):.0%}"
+            lines.append(f"| {name}, {shape} | {told} | {of_cached} |")
     return [*lines, ""]
+
+
+def ratios_to_cached(found: dict[str, list[dict[str, float]]]) -> list[float]:
+    """Returns the time of a micro-batch, of a cached source's, in each round."""
+    pairs = zip(found["dcp_rs"], found["cached"], strict=True)
+    return [own["triggerExecution"] / other["triggerExecution"] for own, other in pairs]
 
 
 # The groups in order, each with its own place in the documentation.

@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,26 +43,23 @@ from many import Cost
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_SOURCES = {"as a node writes": "node", "from memory": "recorded"}
+SOURCES = {"as a node writes": "node", "from memory": "recorded"}
 _VBUCKETS = 64
-_NAMES = {
+NAMES = {
     "duckdb": "DuckDB", "ducklake": "DuckLake", "delta": "Delta", "parquet": "Parquet",
     "iceberg": "Iceberg", "postgres": "PostgreSQL", "kafka": "Kafka",
 }  # fmt: skip
 # What is below its goal is bold. That of a core is twice what go-dcp-kafka publishes: a million in
 # 12 s with 0.383 cores.
-_OF_BULK = 0.6
-_OF_A_CORE = {"delta": 435_000, "parquet": 435_000, "kafka": 435_000}
-_UPDATES = {"duckdb": 50_000, "postgres": 20_000}
+OF_BULK = 0.6
+OF_A_CORE = {"delta": 435_000, "parquet": 435_000, "kafka": 435_000}
+UPDATES = {"duckdb": 50_000, "postgres": 20_000}
 
 
 def main() -> None:
     """Measures, and writes the results."""
     options = _arguments()
-    urls = _urls(options.postgres)
-    if options.kafka is not None:
-        topic = "bench-{name}"
-        urls["kafka-table"] = f"kafka://{options.kafka}?topic={topic}&name={topic}&headers=none"
+    urls = addresses(options.postgres, options.kafka)
     chosen = options.targets or list(urls)
     if options.tables is not None:
         there = {name: _of_many(name, urls[name], options.postgres) for name in chosen}
@@ -105,7 +103,7 @@ def _arguments() -> argparse.Namespace:
     return options
 
 
-def _urls(postgres: str | None) -> dict[str, str]:
+def addresses(postgres: str | None, kafka: str | None) -> dict[str, str]:
     """Returns the URL of each target, whose mode its name ends with."""
     found = {
         "duckdb-table": "duckdb://{folder}/replica.duckdb",
@@ -122,6 +120,9 @@ def _urls(postgres: str | None) -> dict[str, str]:
         mark = "&" if "?" in postgres else "?"
         for mode in ("table", "log"):
             found[f"postgres-{mode}"] = f"{postgres}{mark}table=bench_{mode}_{{name}}"
+    if kafka is not None:
+        topic = "bench-{name}"
+        found["kafka-table"] = f"kafka://{kafka}?topic={topic}&name={topic}&headers=none"
     return found
 
 
@@ -130,63 +131,90 @@ def _of_many(name: str, url: str, postgres: str | None) -> str:
     return postgres if postgres is not None and name.startswith("postgres") else url
 
 
-def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
-    """Returns a table of first loads."""
-    loads: dict[tuple[str, str], list[Cost]] = {}
-    own: dict[str, list[float]] = {}
-    for source, program in _SOURCES.items():
-        with _serving(options, program) as job:
+@dataclass
+class Loads:
+    """First loads of targets, by round.
+
+    Attributes:
+        costs: Of each target from each source.
+        own: Seconds of the target's own bulk load.
+    """
+
+    costs: dict[tuple[str, str], list[Cost]] = field(default_factory=dict)
+    own: dict[str, list[float]] = field(default_factory=dict)
+
+    def of_own(self, name: str) -> list[float]:
+        """Returns the rate from memory, of the target's own bulk load."""
+        pairs = zip(self.own[name], self.costs[name, "from memory"], strict=True)
+        return [spent / cost.seconds for spent, cost in pairs]
+
+
+def first_loads(
+    options: argparse.Namespace, urls: dict[str, str], chosen: dict[str, list[str]]
+) -> Loads:
+    """Loads into targets.
+
+    Args:
+        options: Of the command line.
+        urls: Where each target is.
+        chosen: The targets for each source.
+    """
+    found = Loads()
+    for source, names in chosen.items():
+        with _serving(options, SOURCES[source]) as job:
             # The first to read has the source forward what it keeps for the next.
             rows = rows_of(job)
             for run in range(options.runs + 1):
-                for name in chosen:
+                for name in names:
                     with _place(urls[name]) as (url, folder):
-                        cost = many.replicated(job, url, name.split("-")[1], {})
                         target, _, mode = name.partition("-")
+                        cost = many.replicated(job, url, mode, {})
                         bulk = BULK.get(target)
                         if bulk is not None and source == "from memory" and run:
                             spent = bulk(rows, mode, folder, options.postgres)
-                            own.setdefault(name, []).append(spent)
+                            found.own.setdefault(name, []).append(spent)
                     if cost.changes != options.documents:
                         sys.exit(f"{cost.changes} changes came instead of {options.documents}")
                     print(f"  {run} {name} {source}: {cost}", file=sys.stderr)
                     if run:
-                        loads.setdefault((name, source), []).append(cost)
+                        found.costs.setdefault((name, source), []).append(cost)
+    return found
+
+
+def _loads(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
+    """Returns a table of first loads."""
+    found = first_loads(options, urls, dict.fromkeys(SOURCES, chosen))
     lines = [
-        "| first load | " + "".join(f"{each} | of a core | " for each in _SOURCES) + "peak MiB "
+        "| first load | " + "".join(f"{each} | of a core | " for each in SOURCES) + "peak MiB "
         "| its own bulk load | of that |",
-        "|---" * (2 * len(_SOURCES) + 4) + "|",
+        "|---" * (2 * len(SOURCES) + 4) + "|",
     ]
     for name in chosen:
         target, _, mode = name.partition("-")
-        cells = [f"{_NAMES[target]}, {mode}"]
-        for source in _SOURCES:
-            costs = loads[name, source]
+        cells = [f"{NAMES[target]}, {mode}"]
+        for source in SOURCES:
+            costs = found.costs[name, source]
             cells += [_rate(options.documents, [each.seconds for each in costs])]
             own_core = [each.processor for each in costs]
-            cells += [_rate(options.documents, own_core, _OF_A_CORE.get(target, 0))]
-        last = loads[name, "from memory"]
+            cells += [_rate(options.documents, own_core, OF_A_CORE.get(target, 0))]
+        last = found.costs[name, "from memory"]
         cells += [f"{statistics.median(each.peak for each in last):.0f}"]
-        if name in own:
-            ratio = statistics.median(
-                spent / each.seconds for spent, each in zip(own[name], last, strict=True)
-            )
-            cells += [_rate(options.documents, own[name]), _share(ratio, _OF_BULK)]
+        if name in found.own:
+            ratio = statistics.median(found.of_own(name))
+            cells += [_rate(options.documents, found.own[name]), _share(ratio, OF_BULK)]
         else:
             cells += ["", ""]
         lines.append(f"| {' | '.join(cells)} |")
     return [*lines, ""]
 
 
-def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
-    """Returns a table of updates."""
-    lines = [
-        "| updates of a tenth | a second | of a core | peak MiB | its own MERGE | of that |",
-        "|---|---|---|---|---|---|",
-    ]
+def updates(
+    options: argparse.Namespace, urls: dict[str, str], names: list[str]
+) -> dict[str, list[tuple[Cost, float]]]:
+    """Updates a tenth of a table; returns what it took, and the seconds of the target's MERGE."""
+    found: dict[str, list[tuple[Cost, float]]] = {name: [] for name in names}
     count = options.documents // 10
     chance = random.Random(1)  # noqa: S311 - keys to rewrite, not secrets
-    names = [name for name in chosen if name.endswith("-table") and name.split("-")[0] in MERGES]
     with dcp_rs.testing.EmbeddedCluster(
         vbuckets=_VBUCKETS,
         password=many.PASSWORD,
@@ -202,7 +230,6 @@ def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str
             with _place(urls[name]) as (url, folder):
                 merge = MERGES[name.split("-")[0]](rows, folder, options.postgres)
                 many.replicated(job, url, "table", {})
-                costs, own = [], []
                 for run in range(options.runs + 1):
                     _write(cluster, chance.sample(range(options.documents), count))
                     cost = many.replicated(job, url, "table", {})
@@ -212,19 +239,29 @@ def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str
                     if cost.changes != count:
                         sys.exit(f"{cost.changes} changes came instead of {count}")
                     if run:
-                        costs.append(cost)
-                        own.append(spent)
-            ratio = statistics.median(
-                spent / each.seconds for spent, each in zip(own, costs, strict=True)
-            )
-            target = name.split("-")[0]
-            goal = _UPDATES.get(target, 0)
-            lines.append(
-                f"| {_NAMES[target]} | {_rate(count, [each.seconds for each in costs], goal)} | "
-                f"{_rate(count, [each.processor for each in costs])} | "
-                f"{statistics.median(each.peak for each in costs):.0f} | {_rate(count, own)} | "
-                f"{_share(ratio)} |"
-            )
+                        found[name].append((cost, spent))
+    return found
+
+
+def _updates(options: argparse.Namespace, urls: dict[str, str], chosen: list[str]) -> list[str]:
+    """Returns a table of updates."""
+    lines = [
+        "| updates of a tenth | a second | of a core | peak MiB | its own MERGE | of that |",
+        "|---|---|---|---|---|---|",
+    ]
+    count = options.documents // 10
+    names = [name for name in chosen if name.endswith("-table") and name.split("-")[0] in MERGES]
+    for name, rounds in updates(options, urls, names).items():
+        costs, own = zip(*rounds, strict=True)
+        target = name.split("-")[0]
+        ratio = statistics.median(spent / each.seconds for each, spent in rounds)
+        seconds = [each.seconds for each in costs]
+        lines.append(
+            f"| {NAMES[target]} | {_rate(count, seconds, UPDATES.get(target, 0))} | "
+            f"{_rate(count, [each.processor for each in costs])} | "
+            f"{statistics.median(each.peak for each in costs):.0f} | {_rate(count, list(own))} | "
+            f"{_share(ratio)} |"
+        )
     return lines
 
 

@@ -172,14 +172,19 @@ impl Series {
     /// samples of a round saw the same load.
     #[must_use]
     pub fn speed_ratio(&self, reference: &Self) -> f64 {
-        let mut ratios: Vec<f64> = self
-            .samples
+        let mut ratios = self.speed_ratios(reference);
+        ratios.sort_unstable_by(f64::total_cmp);
+        ratios[ratios.len() / 2]
+    }
+
+    /// The same of each round.
+    #[must_use]
+    pub fn speed_ratios(&self, reference: &Self) -> Vec<f64> {
+        self.samples
             .iter()
             .zip(&reference.samples)
             .map(|(own, other)| other.as_secs_f64() / own.as_secs_f64())
-            .collect();
-        ratios.sort_unstable_by(f64::total_cmp);
-        ratios[ratios.len() / 2]
+            .collect()
     }
 }
 

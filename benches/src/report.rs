@@ -54,10 +54,13 @@ impl Report {
     fn print_json(&self, out: &mut impl Write) -> io::Result<()> {
         for group in &self.groups {
             for series in &group.series {
-                let ratios: serde_json::Map<_, _> = group
-                    .references(series)
-                    .map(|(name, ratio)| (name.to_owned(), json!(ratio)))
-                    .collect();
+                let by_name = |of: fn(&Series, &Series) -> serde_json::Value| {
+                    let references = group.references(series);
+                    let found = references.map(|other| (other.name.clone(), of(series, other)));
+                    found.collect::<serde_json::Map<_, _>>()
+                };
+                let ratios = by_name(|own, other| json!(own.speed_ratio(other)));
+                let by_round = by_name(|own, other| json!(own.speed_ratios(other)));
                 let seconds = series.median().as_secs_f64();
                 let line = json!({
                     "bench": self.bench,
@@ -75,6 +78,7 @@ impl Report {
                     "rows_per_second": group.rows as f64 / seconds,
                     "bytes_per_second": group.bytes as f64 / seconds,
                     "speed_ratio_to": ratios,
+                    "speed_ratios_by_round": by_round,
                     "short": self.options.short,
                     "machine": self.machine.json(),
                 });
@@ -108,12 +112,9 @@ impl Report {
 
 impl Group {
     /// The references of a case: those listed before it.
-    fn references<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = (&'a str, f64)> {
-        self.series
-            .iter()
-            .take_while(|other| other.name != series.name)
-            .filter(|other| other.reference)
-            .map(|reference| (reference.name.as_str(), series.speed_ratio(reference)))
+    fn references<'a>(&'a self, series: &'a Series) -> impl Iterator<Item = &'a Series> {
+        let before = self.series.iter().take_while(|other| other.name != series.name);
+        before.filter(|other| other.reference)
     }
 
     fn row(&self, series: &Series) -> String {
@@ -121,7 +122,7 @@ impl Group {
         let seconds = series.median().as_secs_f64();
         let ratios: Vec<String> = self
             .references(series)
-            .map(|(name, ratio)| format!("{name} {:.0} %", ratio * 100.0))
+            .map(|other| format!("{} {:.0} %", other.name, series.speed_ratio(other) * 100.0))
             .collect();
         format!(
             "{:<34} {:>10.2} {:>8.1} {:>7.2} {:>17}  {}",
