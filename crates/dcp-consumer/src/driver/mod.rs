@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use self::exit::Exit;
+pub(crate) use self::pace::Load;
 use self::pace::{PAUSE, Pace};
 use crate::connect::ConnectionId;
 use crate::connection::{Io, Lost, NodeConnection, Reading, now, sleep_until};
@@ -109,6 +110,8 @@ pub(crate) struct Driver<S: BatchSink, IO> {
     pub(crate) policy: BatchPolicy,
     pub(crate) queue: Arc<Queue<S::Batch>>,
     pub(crate) shared: Arc<SharedState>,
+    /// Of all connections of the stream.
+    pub(crate) load: Arc<Load>,
     pub(crate) commands: mpsc::UnboundedReceiver<Command>,
     pub(crate) reports: mpsc::UnboundedSender<(ConnectionId, Report)>,
     pub(crate) cancel: CancellationToken,
@@ -243,7 +246,11 @@ impl<S: BatchSink, IO: Gather> Task<S, IO> {
         let has_room = window == 0
             || window.saturating_sub(machine.unacknowledged()) >= low_mark(window) as u64;
         let has_time = machine.poll_timeout().is_none_or(|at| at > now + 2 * PAUSE);
-        let gathers = self.pace.ran_dry(now, has_room && has_time);
+        let Driver { id, load, .. } = &self.driver;
+        let gathers = self.pace.ran_dry(now, has_room && has_time, load.is_on_others(*id, now));
+        if self.pace.is_loaded() {
+            load.note(*id, now);
+        }
         self.mark(gathers);
     }
 

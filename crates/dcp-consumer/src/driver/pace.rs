@@ -8,7 +8,10 @@
 //! while more comes and would fill it at the present rate. Any other is handed over, under load after
 //! a moment, and otherwise at once: nothing is gained by keeping it open.
 
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
+
+use crate::connect::ConnectionId;
 
 /// How long data may gather: the resolution of tokio's timer, which may wait twice as long.
 pub(super) const PAUSE: Duration = Duration::from_millis(1);
@@ -28,6 +31,24 @@ const WORTH_FILLING: f64 = 4.0;
 
 /// Bytes that make a wake-up worthwhile.
 const WORTHWHILE: usize = 64 * 1024;
+
+/// Which connection of a stream was last under load. All of them share threads, which are busy then:
+/// what begins to come on another one gathers as well, not only after [`BUSY`] wake-ups.
+#[derive(Debug, Default)]
+pub(crate) struct Load(Mutex<Option<(ConnectionId, Instant)>>);
+
+impl Load {
+    /// A connection is under load.
+    pub(super) fn note(&self, id: ConnectionId, now: Instant) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some((id, now));
+    }
+
+    /// Whether another connection was under load a moment ago.
+    pub(super) fn is_on_others(&self, id: ConnectionId, now: Instant) -> bool {
+        let last = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        last.is_some_and(|(other, at)| other != id && now < at + LULL)
+    }
+}
 
 /// When a connection is read: immediately, until that wakes its task too often.
 #[derive(Debug)]
@@ -78,9 +99,11 @@ impl Pace {
     }
 
     /// All available data was read; returns whether new data should gather. Never without
-    /// `has_room`, which would stall the server.
-    pub(super) fn ran_dry(&mut self, now: Instant, has_room: bool) -> bool {
+    /// `has_room`, which would stall the server. With `load` on other connections, more than a change or
+    /// two are the beginning of a burst.
+    pub(super) fn ran_dry(&mut self, now: Instant, has_room: bool, load: bool) -> bool {
         let taken = std::mem::take(&mut self.taken);
+        let is_burst = load && (LOAD..WORTHWHILE).contains(&taken);
         let is_loaded = match &mut self.state {
             State::Gathers { .. } => true,
             State::Due { at, has_gathered }
@@ -108,13 +131,18 @@ impl Pace {
         if is_loaded {
             self.loaded_at = Some(now);
         }
-        let gathers = self.may_wait && is_loaded && has_room;
+        let gathers = self.may_wait && (is_loaded || is_burst) && has_room;
         if gathers {
             self.state = State::Gathers { until: now + PAUSE };
         } else if is_loaded {
             self.state = State::Due { at: now, has_gathered: false };
         }
         gathers
+    }
+
+    /// Whether the connection is under load.
+    pub(super) fn is_loaded(&self) -> bool {
+        self.loaded_at == Some(self.dry_at)
     }
 
     /// When a batch that is open since `opened_at` is handed over, of which `filled` is full: no
@@ -170,7 +198,7 @@ mod tests {
     fn read(pace: &mut Pace, now: Instant, len: usize) -> bool {
         pace.took(len);
         assert!(pace.asks());
-        let gathers = pace.ran_dry(now, true);
+        let gathers = pace.ran_dry(now, true, false);
         assert!(!pace.asks(), "told once");
         assert_eq!(gathers, pace.gathers_until().is_some());
         gathers
@@ -259,10 +287,39 @@ mod tests {
         for _ in 0..10 {
             now += micros(20);
             pace.took(SMALL);
-            assert!(!pace.ran_dry(now, false));
+            assert!(!pace.ran_dry(now, false, false));
             assert_eq!(pace.gathers_until(), None);
         }
         assert!(read(&mut pace, now + micros(20), SMALL));
+    }
+
+    #[test]
+    fn pace_gathers_a_burst_at_once_beside_others_under_load() {
+        let start = Instant::now();
+        let mut pace = Pace::new(LINGER, start);
+        pace.took(LOAD);
+        assert!(pace.ran_dry(start, true, true));
+        assert_eq!(pace.hand_over_at(start, 0.0), Some(start), "what came is not kept back");
+        assert!(!pace.is_loaded(), "that is still to be seen");
+        // A change or two are read as fast as ever.
+        let mut pace = Pace::new(LINGER, start);
+        pace.took(SMALL);
+        assert!(!pace.ran_dry(start, true, true));
+        // As are large reads, and those without room for more.
+        pace.took(WORTHWHILE);
+        assert!(!pace.ran_dry(start, true, true));
+        pace.took(LOAD);
+        assert!(!pace.ran_dry(start, false, true));
+    }
+
+    #[test]
+    fn load_is_of_other_connections_for_a_lull() {
+        let (load, now) = (Load::default(), Instant::now());
+        let (one, other) = (ConnectionId(1), ConnectionId(2));
+        assert!(!load.is_on_others(one, now));
+        load.note(other, now);
+        assert!(load.is_on_others(one, now) && !load.is_on_others(other, now));
+        assert!(!load.is_on_others(one, now + LULL));
     }
 
     #[test]
@@ -273,7 +330,7 @@ mod tests {
             let now = start + micros(500) * number;
             pace.took(SMALL);
             assert_eq!(pace.hand_over_at(now, 0.0005), Some(now + LINGER), "there may be more");
-            assert!(!pace.ran_dry(now, true));
+            assert!(!pace.ran_dry(now, true, false));
             assert_eq!(pace.hand_over_at(now, 0.0005), Some(now));
         }
     }
@@ -325,7 +382,7 @@ mod tests {
             let mut pace = Pace::new(linger, now);
             for _ in 0..100 {
                 pace.took(SMALL);
-                assert!(!pace.asks() && !pace.ran_dry(now, true), "{linger:?}");
+                assert!(!pace.asks() && !pace.ran_dry(now, true, false), "{linger:?}");
                 assert_eq!(pace.hand_over_at(now, 0.0), Some(now + linger));
             }
         }

@@ -43,7 +43,7 @@ pub(crate) use self::shared_stats::{KnownVbucket, SharedStats};
 use crate::bucket::Bucket;
 use crate::connect::ConnectionId;
 use crate::connection::{NodeConnection, now, sleep_until};
-use crate::driver::{Command, Driver};
+use crate::driver::{Command, Driver, Load};
 use crate::error::Seconds;
 use crate::events::StreamEvent;
 use crate::queue::{Entry, Queue, SharedState};
@@ -69,6 +69,7 @@ pub(crate) struct StreamTask<S: BatchSink> {
     persistence: PersistenceWatch,
     lag: LagWatch,
     poison_packets: PoisonPackets,
+    load: Arc<Load>,
     children: ChildTasks,
     randomness: StdRng,
     cancel: CancellationToken,
@@ -98,6 +99,7 @@ impl<S: BatchSink> StreamTask<S> {
             connections: Connections::default(),
             persistence: PersistenceWatch::default(),
             poison_packets: PoisonPackets::default(),
+            load: Arc::default(),
             cancel,
         };
         // Readers before the task runs must see unknown vBuckets, not an empty list.
@@ -373,6 +375,7 @@ impl<S: BatchSink> StreamTask<S> {
             policy: self.config.batch,
             queue: Arc::clone(&self.queue),
             shared: Arc::clone(&shared),
+            load: Arc::clone(&self.load),
             commands: receiver,
             reports: self.children.reports(),
             cancel: self.cancel.clone(),

@@ -227,6 +227,7 @@ impl Server {
             policy,
             queue: Arc::clone(&queue),
             shared: Arc::default(),
+            load: Arc::default(),
             commands: receiver,
             reports: sender,
             cancel: cancel.clone(),
