@@ -39,6 +39,7 @@ use self::map_watch::{MapPoll, MapWatch, POLL_INTERVAL};
 use self::persistence_watch::PersistenceWatch;
 pub(crate) use self::placement::{Placement, check_end};
 use self::poison_packets::PoisonPackets;
+use self::shared_stats::Outdated;
 pub(crate) use self::shared_stats::{KnownVbucket, SharedStats};
 use crate::bucket::Bucket;
 use crate::connect::ConnectionId;
@@ -47,7 +48,7 @@ use crate::driver::{Command, Driver, Load};
 use crate::error::Seconds;
 use crate::events::StreamEvent;
 use crate::queue::{Entry, Queue, SharedState};
-use crate::{Error, ErrorKind};
+use crate::{Error, ErrorKind, VbucketState};
 
 /// Longest time to prepare connections for the next stream.
 const LEAVE_WITHIN: Duration = Duration::from_secs(1);
@@ -70,6 +71,7 @@ pub(crate) struct StreamTask<S: BatchSink> {
     lag: LagWatch,
     poison_packets: PoisonPackets,
     load: Arc<Load>,
+    outdated: Outdated,
     children: ChildTasks,
     randomness: StdRng,
     cancel: CancellationToken,
@@ -85,7 +87,7 @@ impl<S: BatchSink> StreamTask<S> {
         stats: Arc<SharedStats>,
         cancel: CancellationToken,
     ) -> Self {
-        let task = Self {
+        let mut task = Self {
             randomness: bucket.randomness(),
             children: ChildTasks::new(Arc::clone(&bucket), cancel.clone()),
             lag: LagWatch::new(config.end_exists, now()),
@@ -100,6 +102,7 @@ impl<S: BatchSink> StreamTask<S> {
             persistence: PersistenceWatch::default(),
             poison_packets: PoisonPackets::default(),
             load: Arc::default(),
+            outdated: Outdated::All,
             cancel,
         };
         // Readers before the task runs must see unknown vBuckets, not an empty list.
@@ -127,6 +130,7 @@ impl<S: BatchSink> StreamTask<S> {
         };
         // Tasks end when their senders are dropped.
         self.connections.close();
+        self.outdated = Outdated::All;
         self.publish();
         if matches!(last, Entry::Finished) && self.bucket.pool().is_on() {
             // Lets the tasks return their connections to the pool for the next stream.
@@ -164,7 +168,10 @@ impl<S: BatchSink> StreamTask<S> {
                 }
                 None
             }
-            () = sleep_until(deadline) => None,
+            () = sleep_until(deadline) => {
+                self.outdated = Outdated::All;
+                None
+            }
         };
         if let Some(event) = event {
             self.handle(event).map_err(Entry::Error)?;
@@ -177,6 +184,9 @@ impl<S: BatchSink> StreamTask<S> {
     }
 
     fn handle(&mut self, event: Event) -> Result<(), Error> {
+        if !matches!(event, Event::Driver(..)) {
+            self.outdated = Outdated::All;
+        }
         match event {
             Event::Driver(id, report) => self.reported(id, report),
             Event::Connected(address, id, result) => self.connected(&address, id, *result),
@@ -207,10 +217,12 @@ impl<S: BatchSink> StreamTask<S> {
         let now = now();
         // Waiting for the application does not count towards the time without a stream.
         let buffer_size = self.config.opening.buffer_size;
-        if self.placement.has_idle() && self.connections.is_backlogged(buffer_size) {
+        // Usually none is idle, and then nothing is due: one look at all of them is enough.
+        let has_idle = self.placement.has_idle();
+        if has_idle && self.connections.is_backlogged(buffer_size) {
             self.placement.hold_up(now, now + RECHECK_BACKLOG);
         }
-        if let Some((vbid, idle, cause)) = self.placement.stalled(now) {
+        if has_idle && let Some((vbid, idle, cause)) = self.placement.stalled(now) {
             let cause = cause.or_else(|| self.map.error().cloned());
             return Err(Error::out_of_reach(vbid, idle, cause));
         }
@@ -219,12 +231,15 @@ impl<S: BatchSink> StreamTask<S> {
             self.follow_map(&map, now);
         }
         self.retire_connections();
-        for vbid in self.placement.due(now) {
-            self.place(vbid, &map, now);
-        }
-        self.open_streams(now);
-        if self.placement.has_idle() && self.map.is_due(now) {
-            self.poll_map(now);
+        if has_idle {
+            self.outdated = Outdated::All;
+            for vbid in self.placement.due(now) {
+                self.place(vbid, &map, now);
+            }
+            self.open_streams(now);
+            if self.map.is_due(now) {
+                self.poll_map(now);
+            }
         }
         if now >= self.lag.deadline() {
             self.poll_lag(now);
@@ -239,6 +254,7 @@ impl<S: BatchSink> StreamTask<S> {
 
     /// The map is new: streams and requests for persisted seqnos move to where it says.
     fn follow_map(&mut self, map: &Arc<BucketConfig>, now: Instant) {
+        self.outdated = Outdated::All;
         let (bucket, connections) = (&self.bucket, &self.connections);
         let home = |vbid| {
             let address = bucket.address_of(map, vbid)?;
@@ -445,6 +461,7 @@ impl<S: BatchSink> StreamTask<S> {
             self.children.poll_persisted(&address, branches);
         }
         for (vbid, on) in self.persistence.left_behind(now) {
+            self.outdated.add(vbid);
             tracing::debug!(target: CLUSTER, vbucket = vbid.0,
                 "the active copy has left the branch of unpersisted changes");
             self.connections.send(on, Command::Close(vbid));
@@ -464,6 +481,7 @@ impl<S: BatchSink> StreamTask<S> {
     /// # Errors
     /// [`ErrorKind::Config`] if nothing remains before any stream was opened.
     fn drop_from_filter(&mut self) -> Result<bool, Error> {
+        self.outdated = Outdated::All;
         match self.config.drop_from_filter(&self.bucket.manifest()) {
             Dropped::Nothing => Ok(false),
             Dropped::Some(remaining) => {
@@ -494,7 +512,7 @@ impl<S: BatchSink> StreamTask<S> {
         let (is_waiting, is_streaming) =
             (self.placement.has_idle(), self.placement.has_streaming());
         let all = [
-            self.placement.deadline(),
+            is_waiting.then(|| self.placement.deadline()).flatten(),
             self.map.deadline(is_waiting, is_streaming),
             is_streaming.then(|| self.lag.deadline()),
             self.persistence.deadline(),
@@ -502,25 +520,47 @@ impl<S: BatchSink> StreamTask<S> {
         all.into_iter().flatten().min()
     }
 
-    fn publish(&self) {
+    /// Publishes the figures, but of vBuckets only what is outdated: there may be a thousand, and
+    /// their streams may end one by one.
+    fn publish(&mut self) {
         let connections = self.connections.up().count();
         self.stats.update(|stats, _| {
             self.placement.count(stats);
             stats.connections = connections;
         });
-        let mut vbuckets = self.stats.vbuckets.lock().unwrap_or_else(PoisonError::into_inner);
-        vbuckets.clear();
-        vbuckets.extend(self.placement.states().map(|(vbid, state, idle_since)| {
-            let (unpersisted_since, is_diverged) = self.persistence.unpersisted_since(vbid);
-            KnownVbucket {
-                vbid,
-                state,
-                high_seqno: self.lag.high_seqno(vbid),
-                persisted_seqno: self.persistence.persisted(vbid),
-                unpersisted_since,
-                is_diverged,
-                idle_since,
+        let outdated = std::mem::replace(&mut self.outdated, Outdated::These(Vec::new()));
+        let mut known = self.stats.vbuckets.lock().unwrap_or_else(PoisonError::into_inner);
+        match outdated {
+            Outdated::All => {
+                known.clear();
+                known.extend(self.placement.states().map(|state| self.known(state)));
             }
-        }));
+            Outdated::These(vbids) => {
+                for vbid in vbids {
+                    if let Ok(index) = known.binary_search_by_key(&vbid, |each| each.vbid)
+                        && let Some(each) = known.get_mut(index)
+                        && let Some(state) = self.placement.state_of(vbid)
+                    {
+                        *each = self.known(state);
+                    }
+                }
+            }
+        }
+    }
+
+    fn known(
+        &self,
+        (vbid, state, idle_since): (Vbid, VbucketState, Option<Instant>),
+    ) -> KnownVbucket {
+        let (unpersisted_since, is_diverged) = self.persistence.unpersisted_since(vbid);
+        KnownVbucket {
+            vbid,
+            state,
+            high_seqno: self.lag.high_seqno(vbid),
+            persisted_seqno: self.persistence.persisted(vbid),
+            unpersisted_since,
+            is_diverged,
+            idle_since,
+        }
     }
 }

@@ -10,6 +10,7 @@ use dcp_wire::{Vbid, Vbuuid};
 
 use super::log::CLUSTER;
 use super::placement::Verdict;
+use super::shared_stats::Outdated;
 use super::{StreamTask, lag_watch};
 use crate::connect::ConnectionId;
 use crate::connection::now;
@@ -21,6 +22,13 @@ use crate::{Chain, Error, ErrorKind};
 impl<S: BatchSink> StreamTask<S> {
     pub(super) fn reported(&mut self, id: ConnectionId, report: Report) -> Result<(), Error> {
         let now = now();
+        match &report {
+            Report::Opened { vbid, .. }
+            | Report::Ended { vbid, .. }
+            | Report::Unpersisted(vbid, _) => self.outdated.add(*vbid),
+            Report::CaughtUp(_) | Report::RolledBack(_) => {}
+            _ => self.outdated = Outdated::All,
+        }
         match report {
             Report::Opened { vbid, persists_on } => self.opened(id, vbid, persists_on, now),
             Report::CaughtUp(caught_up) => {

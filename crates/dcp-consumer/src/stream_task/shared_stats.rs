@@ -29,6 +29,21 @@ pub(crate) struct KnownVbucket {
     pub(crate) idle_since: Option<Instant>,
 }
 
+/// vBuckets whose state has changed since it was published.
+#[derive(Debug)]
+pub(super) enum Outdated {
+    These(Vec<Vbid>),
+    All,
+}
+
+impl Outdated {
+    pub(super) fn add(&mut self, vbid: Vbid) {
+        if let Self::These(vbids) = self {
+            vbids.push(vbid);
+        }
+    }
+}
+
 /// Result of a round for one collection.
 #[derive(Debug, Default)]
 pub(crate) struct KnownCollection {

@@ -119,6 +119,31 @@ async fn lag_of_a_vbucket_is_what_its_snapshot_still_holds() {
 }
 
 #[tokio::test]
+async fn vbucket_is_complete_as_soon_as_its_stream_has_ended() {
+    let producer = producer(2, 16).await;
+    let value = Bytes::from(vec![b'v'; 4_000]);
+    for key in 0..400 {
+        let key = format!("key-{key}");
+        producer.upsert(key.as_bytes(), value.clone(), WriteOptions::default()).unwrap();
+    }
+    // Room for a part only, so that the streams end one after the other.
+    let options = with(options(Start::Earliest, End::Now), |o| o.buffer_size = 64 << 10);
+    let mut stream = connect(&producer).await.stream(options, Rows::default).await.unwrap();
+    let mut seen = Vec::new();
+    while let Some(delivered) = stream.next().await {
+        delivered.unwrap();
+        let vbuckets = stream.vbucket_stats();
+        let complete = |each: &&VbucketStats| each.state == VbucketState::Complete;
+        let number = vbuckets.iter().filter(complete).count();
+        assert_eq!((vbuckets.len(), number), (16, stream.stats().complete));
+        seen.push(number);
+    }
+    let vbuckets = stream.vbucket_stats();
+    assert!(vbuckets.iter().all(|each| each.state == VbucketState::Complete), "{vbuckets:?}");
+    assert!(seen.iter().any(|number| (1..16).contains(number)), "{seen:?}");
+}
+
+#[tokio::test]
 async fn lag_is_known_soon_after_streams_are_opened() {
     let producer = producer(2, 64).await;
     let value = Bytes::from(vec![b'v'; 20_000]);

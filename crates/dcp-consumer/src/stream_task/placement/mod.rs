@@ -419,6 +419,11 @@ impl Placement {
         self.vbuckets.iter().map(|(&vbid, entry)| (vbid, entry.state(), entry.idle_since))
     }
 
+    /// The same of one vBucket.
+    pub(crate) fn state_of(&self, vbid: Vbid) -> Option<(Vbid, VbucketState, Option<Instant>)> {
+        self.vbuckets.get(&vbid).map(|entry| (vbid, entry.state(), entry.idle_since))
+    }
+
     /// The seqno at which a vBucket ends; [`Seqno::MAX`] if it has no end.
     pub(crate) fn end_seqno(&self, vbid: Vbid) -> Seqno {
         self.vbuckets.get(&vbid).map_or(Seqno::MAX, |entry| entry.end_seqno)
