@@ -12,6 +12,10 @@ pub(crate) const MIN_READ: usize = SIZE / 2;
 /// Size of the buffer of a connection without streams.
 pub(crate) const SMALL: usize = 64 * 1024;
 
+/// Reads without a huge packet after which the room for one is freed. Huge packets often follow each
+/// other, and fresh memory costs a page fault per page, several times what reading into it takes.
+const KEPT_FOR: usize = 16;
+
 /// Bytes that arrived and were not consumed yet, at most one packet and one read.
 #[derive(Debug)]
 pub(crate) struct ReadBuffer {
@@ -20,6 +24,8 @@ pub(crate) struct ReadBuffer {
     end: usize,
     size: usize,
     max_body_len: usize,
+    /// Reads since the last packet that took more than the buffer's size.
+    reads: usize,
 }
 
 impl ReadBuffer {
@@ -28,7 +34,7 @@ impl ReadBuffer {
         let mut bytes = vec![0; size.max(read.len() + size / 2)];
         let (head, _) = bytes.split_at_mut(read.len());
         head.copy_from_slice(read);
-        Self { bytes, start: 0, end: read.len(), size, max_body_len }
+        Self { bytes, start: 0, end: read.len(), size, max_body_len, reads: 0 }
     }
 
     /// Replaces the buffer by one of another size.
@@ -50,6 +56,7 @@ impl ReadBuffer {
     /// Notes that `len` bytes were read into [`space`](Self::space).
     pub(crate) const fn filled_by(&mut self, len: usize) {
         self.end += len;
+        self.reads += 1;
         debug_assert!(self.end <= self.bytes.len(), "read more bytes than there was space");
     }
 
@@ -61,27 +68,34 @@ impl ReadBuffer {
     pub(crate) fn space(&mut self) -> Result<&mut [u8], DecodeError> {
         let min_read = self.size / 2;
         let wanted = Frame::wanted(self.filled(), self.max_body_len)?;
+        let is_huge = wanted > self.size;
+        if is_huge {
+            self.reads = 0;
+        }
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
-            // Frees the space of a huge packet.
-            if self.bytes.len() > self.size {
+            if self.bytes.len() > self.size && self.reads >= KEPT_FOR {
                 self.bytes.truncate(self.size);
                 self.bytes.shrink_to_fit();
             }
         }
-        if self.bytes.len() - self.end < min_read {
+        // What was kept of a huge packet's room is for the next one: a read is not larger for it.
+        let limit = self.size.max(wanted);
+        let has_room = |buffer: &Self| limit.min(buffer.bytes.len()) >= buffer.end + min_read;
+        if self.start > 0 && (is_huge || !has_room(self)) {
             self.bytes.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
         }
-        if self.bytes.len() - self.end < min_read && self.bytes.len() < wanted {
+        if !has_room(self) && self.bytes.len() < wanted {
             // At most doubles the received bytes, since the rest of a packet may never arrive. Sets
             // the length explicitly, since a vector that grows by itself would reserve more.
             let len = wanted.min(self.end.saturating_mul(2)).max(self.end + 1);
             self.bytes.reserve_exact(len.saturating_sub(self.bytes.len()));
             self.bytes.resize(len.max(self.bytes.len()), 0);
         }
-        Ok(self.bytes.get_mut(self.end..).unwrap_or_default())
+        let limit = limit.min(self.bytes.len());
+        Ok(self.bytes.get_mut(self.end..limit).unwrap_or_default())
     }
 }
 
@@ -144,10 +158,9 @@ mod tests {
         }
     }
 
-    #[test]
-    fn packet_that_was_huge_does_not_keep_its_room() {
-        let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
-        let bytes = packet(5_000_000);
+    /// Feeds one packet with such a value through the buffer; returns where it began.
+    fn feed(buffer: &mut ReadBuffer, value: usize) -> *const u8 {
+        let bytes = packet(value);
         let mut fed = 0;
         while fed < bytes.len() {
             let space = buffer.space().unwrap();
@@ -156,9 +169,30 @@ mod tests {
             buffer.filled_by(len);
             fed += len;
         }
-        assert!(buffer.bytes.len() >= bytes.len());
+        assert_eq!(buffer.filled(), bytes);
+        let begin = buffer.filled().as_ptr();
         buffer.consume(bytes.len());
+        begin
+    }
+
+    #[test]
+    fn packets_that_are_huge_share_their_room_while_they_follow_each_other() {
+        let mut buffer = ReadBuffer::new(&[], SIZE, MAX_BODY_LEN);
+        let begin = feed(&mut buffer, 5_000_000);
+        for _ in 0..KEPT_FOR / 2 {
+            feed(&mut buffer, 10);
+            assert_eq!(buffer.space().unwrap().len(), SIZE, "reads are no larger for it");
+        }
+        assert_eq!(feed(&mut buffer, 4_900_000), begin);
+        for _ in 0..KEPT_FOR {
+            assert!(buffer.bytes.len() > 5_000_000);
+            feed(&mut buffer, 10);
+        }
         buffer.space().unwrap();
-        assert_eq!(buffer.bytes.len(), SIZE);
+        assert_eq!(
+            (buffer.bytes.len(), buffer.bytes.capacity()),
+            (SIZE, SIZE),
+            "the last was long ago"
+        );
     }
 }
