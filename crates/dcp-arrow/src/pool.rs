@@ -11,7 +11,8 @@ use crate::repeated::RepeatedTexts;
 /// A block is lent and kept if at least one part in this many is used.
 pub(crate) const MOSTLY_USED: usize = 4;
 
-/// Keeps freed column memory for later batches, up to a limit in bytes.
+/// Keeps freed column memory for later batches, up to a limit in bytes, and one block that is larger
+/// than that while it is used again.
 ///
 /// The allocator returns freed megabyte-sized blocks to the system, and allocating them again costs
 /// a page fault per page, several times the cost of copying the documents into them.
@@ -26,11 +27,18 @@ struct Free {
     blocks: Vec<Vec<u8>>,
     held_bytes: usize,
     max_bytes: usize,
+    /// The last block that exceeded the limit by itself: batches of huge documents follow each other.
+    huge: Vec<u8>,
+    /// How often it has not been wanted since.
+    passed_over: usize,
 }
 
 impl BufferPool {
     /// Smaller blocks are left to the allocator, which reuses them anyway.
     const MIN_BLOCK_BYTES: usize = 64 * 1024;
+
+    /// A block that exceeds the limit is freed once others were wanted this many times in a row.
+    const MAX_PASSED_OVER: usize = 16;
 
     /// A pool that holds up to `max_bytes` of free memory.
     #[must_use]
@@ -44,7 +52,8 @@ impl BufferPool {
     /// Free memory currently held, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        self.lock().held_bytes
+        let free = self.lock();
+        free.held_bytes.saturating_add(free.huge.capacity())
     }
 
     /// A block with at least `capacity` bytes of room and unspecified contents.
@@ -61,6 +70,13 @@ impl BufferPool {
             free.held_bytes = free.held_bytes.saturating_sub(block.capacity());
             return block;
         }
+        if room.contains(&free.huge.capacity()) {
+            return std::mem::take(&mut free.huge);
+        }
+        free.passed_over += 1;
+        if free.passed_over >= Self::MAX_PASSED_OVER {
+            free.huge = Vec::new();
+        }
         drop(free);
         Vec::with_capacity(capacity)
     }
@@ -71,7 +87,9 @@ impl BufferPool {
             return;
         }
         let mut free = self.lock();
-        if free.held_bytes.saturating_add(block.capacity()) <= free.max_bytes {
+        if block.capacity() > free.max_bytes {
+            (free.huge, free.passed_over) = (block, 0);
+        } else if free.held_bytes.saturating_add(block.capacity()) <= free.max_bytes {
             free.held_bytes = free.held_bytes.saturating_add(block.capacity());
             free.blocks.push(block);
         }
@@ -156,6 +174,25 @@ mod tests {
         let again = pool.take(25_000);
         assert_eq!((again.as_ptr(), again.len()), (address, 100_000), "it need not be cleared");
         assert_eq!(pool.held_bytes(), 0);
+    }
+
+    #[test]
+    fn pool_keeps_one_block_above_its_bound_while_it_is_used() {
+        let pool = BufferPool::new(250_000);
+        let block = pool.take(300_000);
+        let address = block.as_ptr();
+        pool.give_back(block);
+        assert_eq!(pool.held_bytes(), 300_000);
+        let (block, other) = (pool.take(290_000), pool.take(290_000));
+        assert_eq!((block.as_ptr(), block.capacity()), (address, 300_000));
+        pool.give_back(block);
+        pool.give_back(other);
+        assert_eq!(pool.held_bytes(), 290_000, "one of them");
+        for _ in 0..BufferPool::MAX_PASSED_OVER {
+            assert_eq!(pool.held_bytes(), 290_000);
+            pool.take(70_000);
+        }
+        assert_eq!(pool.held_bytes(), 0, "smaller ones are wanted now");
     }
 
     #[test]
