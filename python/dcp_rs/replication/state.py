@@ -103,7 +103,7 @@ class State:
     share: BucketShare | None = None
     bucket: str | None = None
     checkpoint: Checkpoint = field(repr=False)
-    num_vbuckets: int = 0
+    num_vbuckets: int = field(default=0, compare=False)
     moved: str = ""
 
     @property
