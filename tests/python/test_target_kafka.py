@@ -535,9 +535,9 @@ def test_a_table_has_headers_only_where_it_needs_them(cluster, kafka_broker, top
     again = {key for key, each in found.items() if each.headers()}
     assert again == {key.encode() for key in keys if cluster.vbucket_of(key) == lost.vbucket}
     assert {headers(found[key])["epoch"] for key in again} == {1}
-    with pytest.raises(ConfigError, match="position, which who reads it needs"):
+    with pytest.raises(ConfigError, match="cannot follow a rollback"):
         replicate(cluster, kafka_broker.url(f"{topic}-log", headers="none"), mode="log")
-    with pytest.raises(ConfigError, match="do not say of which collection"):
+    with pytest.raises(ConfigError, match="do not tell which collection"):
         replicate(cluster, kafka_broker.url(f"{topic}-path", headers="none", key_format="path"))
 
 
@@ -739,6 +739,24 @@ def test_a_damaged_state_is_refused(cluster, kafka_broker, topic, key):
     with pytest.raises(CheckpointError, match=f"state of topic {key.decode(errors='replace')}"):
         replicate(cluster, url)
     replicate(cluster, kafka_broker.url(f"{topic}-new", state=f"{topic}-new-states"))
+
+
+@pytest.mark.parametrize("value", [None, -1, "many", 1 << 20, [3]])
+def test_a_damaged_position_of_records_without_headers_is_refused(
+    cluster, kafka_broker, topic, value
+):
+    cluster.upsert("a", {})
+    states = f"{topic}-states"
+    url = kafka_broker.url(topic, state=states, headers="none")
+    replicate(cluster, url)
+    (record,) = kafka_broker.table(states).values()
+    state = json.loads(record.value())
+    state["implied"]["num_vbuckets"] = value
+    producer = Producer({"bootstrap.servers": kafka_broker.address})
+    producer.produce(states, json.dumps(state).encode(), topic)
+    assert producer.flush(10) == 0
+    with pytest.raises(CheckpointError, match=f"state of topic {topic} is damaged"):
+        replicate(cluster, url)
 
 
 def test_a_start_reads_few_of_the_old_states(cluster, kafka_broker, topic, admin, caplog):

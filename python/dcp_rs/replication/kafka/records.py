@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -143,6 +143,18 @@ class Implied:
     collection_id: int
     generation: int
     num_vbuckets: int
+
+    @classmethod
+    def stored(cls, found: Any) -> Implied:
+        """Reads what a state has.
+
+        Raises:
+            KeyError, TypeError, ValueError: It is damaged.
+        """
+        implied = cls(**{field.name: int(found[field.name]) for field in fields(cls)})
+        if not 0 <= implied.num_vbuckets < 1 << 16:
+            raise ValueError("no bucket has as many vBuckets")
+        return implied
 
     def of(self, key: bytes) -> dict[str, int]:
         """Returns the position of a record."""

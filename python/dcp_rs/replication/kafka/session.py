@@ -89,7 +89,7 @@ class Stored:
                 int(found["partitions"]),
                 tuple(found["collections"]),
                 dict(found.get("shape", {})),
-                implied=Implied(**found["implied"]) if "implied" in found else None,
+                implied=Implied.stored(found["implied"]) if "implied" in found else None,
             )
         except CheckpointError:
             raise

@@ -52,8 +52,8 @@ class Settings:
         key_format: Whether its key is the document's, or has the collection before it.
         partition_by: Whether its partition is chosen by the key, as Kafka's clients do, or by the
             vBucket.
-        headers: Whether it has a header for each part of its position, one for all, or those only
-            that its topic is kept exact by.
+        headers: Whether it has a header for each part of its position, one for all, or none
+            but where the upkeep of the topic needs them.
         config: Options of librdkafka.
     """
 

@@ -147,14 +147,14 @@ class KafkaTarget:
             return
         if self._mode == "log" and settings.value_format != "envelope":
             raise ConfigError(
-                "records of a log without headers have no position, which who reads it needs to"
-                " follow a rollback: give value_format=envelope, or headers=one",
+                "without headers, a reader of the log cannot follow a rollback: give"
+                " value_format=envelope, which has the position, or headers=one",
                 option="target",
             )
         if self._mode == "table" and settings.key_format != "key":
             raise ConfigError(
-                "records without headers do not say of which collection they are: give a topic for"
-                " each and leave out key_format, or give headers=one",
+                "without headers, records do not tell which collection they are of: use a topic"
+                " for each collection and leave out key_format, or give headers=one",
                 option="target",
             )
 
