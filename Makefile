@@ -252,7 +252,7 @@ bench-replicate: .installed-test ## Benchmark loads and updates of each replicat
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) benches/replicate/run.py --program "$${CARGO_TARGET_DIR:-target}/release/examples/peers" $(ARGS)
 
-# 50 minutes, on a quiet machine.
+# 40 minutes, on a quiet machine.
 bench-targets: .java .postgres .kafka .installed-test ## Measure every target of performance in one run; writes docs/performance.json
 	@$(CARGO) build -p dcp-benches --example peers --profile bench --locked --quiet
 	@$(PY) -c 'import sys; sys.path.insert(0, "tests/interop"); import programs; programs.build_go(); programs.build_java()'
