@@ -40,6 +40,9 @@ impl BufferPool {
     /// A block that exceeds the limit is freed once others were wanted this many times in a row.
     const MAX_PASSED_OVER: usize = 16;
 
+    /// Larger blocks are never kept. The column of a document of 20 MiB has 32 MiB.
+    const MAX_HUGE_BYTES: usize = 64 * 1024 * 1024;
+
     /// A pool that holds up to `max_bytes` of free memory.
     #[must_use]
     pub fn new(max_bytes: usize) -> Self {
@@ -87,6 +90,9 @@ impl BufferPool {
             return;
         }
         let mut free = self.lock();
+        if block.capacity() > Self::MAX_HUGE_BYTES.max(free.max_bytes) {
+            return;
+        }
         if block.capacity() > free.max_bytes {
             (free.huge, free.passed_over) = (block, 0);
         } else if free.held_bytes.saturating_add(block.capacity()) <= free.max_bytes {
@@ -193,6 +199,8 @@ mod tests {
             pool.take(70_000);
         }
         assert_eq!(pool.held_bytes(), 0, "smaller ones are wanted now");
+        pool.give_back(pool.take(BufferPool::MAX_HUGE_BYTES + 1));
+        assert_eq!(pool.held_bytes(), 0, "that is too much");
     }
 
     #[test]
